@@ -22,6 +22,7 @@ from provisioner.recording.calls import CallLog
 from provisioner.recording.casts import Cast
 from provisioner.redaction import Redactor
 from provisioner.signals import no_check, no_shield
+from provisioner.ssh.connection import Connection
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
@@ -49,6 +50,7 @@ class Session:
         spending: the budgets of this command.
         leases: the leases of the environments that this process looks after.
         check: called regularly during long waits, except under `shield`; raises an exception to stop them.
+        keep: takes over root's connections to machines that have come up, and closes them; None closes them at once.
         record: whether new environments are recorded: calls, terminals and packets.
         label: whose environments they are, in the words of the program that uses this one; empty for none.
         database: URL of the Postgres database with the ledger; empty for a file in the home.
@@ -69,6 +71,7 @@ class Session:
     spending: Spending = field(default_factory=Spending)
     leases: Leases = field(default_factory=Leases)
     check: Callable[[], None] = no_check
+    keep: Callable[[Mapping[Role, Connection]], None] | None = None
     record: bool = True
     label: str = ""
     database: str = field(default="", repr=False)

@@ -6,7 +6,7 @@ The only module that knows their order. It times them and cleans up after a fail
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -32,14 +32,12 @@ from provisioner.machines.launch import (
     tell_of_destruction,
 )
 from provisioner.machines.locking import destruction_lock, environment_lock
-from provisioner.models import Destination, Environment, Outcome, Phase, Role
+from provisioner.models import Destination, Environment, Outcome, Phase
 from provisioner.session import Phases, Session
 from provisioner.signals import wait
 from provisioner.ssh.connection import Connection
 from provisioner.store.environments import new_id
 
-# What takes over root's open connections to machines that are up.
-Keep = Callable[[dict[Role, Connection]], None]
 # To log in for the teardown, and to end it, beyond the family's own time.
 TEARDOWN_GRACE_SECONDS = 60.0
 # Between attempts to score, each of which connects for a minute.
@@ -91,33 +89,23 @@ def bring_up(
     task: str,
     allowed: tuple[Destination, ...],
     create: Create = create_alone,
-    keep: Keep | None = None,
 ) -> Environment:
-    """Brings up an environment that this command looks after, in the first place where the cloud has capacity.
-
-    Args:
-        keep: takes over the connections to the machines, and closes them.
-    """
+    """Brings up an environment that this command looks after, in the first place where the cloud has capacity."""
     try:
         phases = Phases(session.progress)
         with phases.phase("images"):
             planned = plan(session, family, task, allowed)
-        return launch(session, planned, new_id(family.name, task), phases, create, keep)
+        return launch(session, planned, new_id(family.name, task), phases, create)
     except CapacityError as error:
         cloud = session.cloud.fallback()
         if cloud is None:
             raise
         session.progress.note(f"{error.message} Trying another place.")
-        return bring_up(replace(session, cloud=cloud), family, task, allowed, create, keep)
+        return bring_up(replace(session, cloud=cloud), family, task, allowed, create)
 
 
 def launch(
-    session: Session,
-    planned: Plan,
-    identity: str,
-    phases: Phases,
-    create: Create = create_alone,
-    keep: Keep | None = None,
+    session: Session, planned: Plan, identity: str, phases: Phases, create: Create = create_alone
 ) -> Environment:
     """Brings up an environment that this process looks after: reservation, machines, isolation, start.
 
@@ -125,7 +113,6 @@ def launch(
         identity: its id, which no other environment may ever have had.
         phases: the phases that are already done.
         create: creates the machines of a recorded environment.
-        keep: takes over the connections to the machines, and closes them.
 
     Returns:
         the environment's record, with status `ready`.
@@ -135,7 +122,7 @@ def launch(
     """
     environment = new_environment(session, planned, identity)
     with launched(session, environment, may_keep, phase=phases.phase("create"), create=create) as environment:
-        return _make_ready(session, planned, environment, phases, keep)
+        return _make_ready(session, planned, environment, phases)
 
 
 def take_over(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
@@ -158,11 +145,9 @@ def may_keep(session: Session, environment: Environment, error: BaseException) -
     return session.keep_failed and bool(environment.probes) and not isinstance(error, IsolationError)
 
 
-def _make_ready(
-    session: Session, planned: Plan, environment: Environment, phases: Phases, keep: Keep | None = None
-) -> Environment:
+def _make_ready(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
     """Boots, proves the isolation of, and starts an environment that has machines, and whose lock this process has."""
-    with proven(session, environment, phases, keep) as (environment, primary):
+    with proven(session, environment, phases) as (environment, primary):
         driver = operations.driver(session, environment, primary)
         with phases.phase("start"):
             operations.start(session, environment, driver, skip_chown=planned.setup_data.skip_chown_after_start)
@@ -174,13 +159,8 @@ def _make_ready(
 
 
 @contextlib.contextmanager
-def proven(
-    session: Session, environment: Environment, phases: Phases, keep: Keep | None = None
-) -> Iterator[tuple[Environment, Connection]]:
+def proven(session: Session, environment: Environment, phases: Phases) -> Iterator[tuple[Environment, Connection]]:
     """Waits until an environment's machines have booted, and proves their isolation.
-
-    Args:
-        keep: takes over the connections to the machines at the end, and closes them.
 
     Yields:
         the record with what was proven, and root's connection to the primary machine.
@@ -198,9 +178,9 @@ def proven(
             results = prove_isolation(session, environment, connections)
         # Saved only after the proof: a record that has probes means that start() may have begun.
         yield session.environments.update(environment, probes=results), connections["primary"]
-        if keep:
+        if session.keep:
             stack.pop_all()
-            keep(connections)
+            session.keep(connections)
 
 
 def destroy(session: Session, environment: Environment, prior: Phases | None = None) -> tuple[Phase, ...]:

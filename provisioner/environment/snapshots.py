@@ -95,14 +95,11 @@ def up(session: Session, name: str) -> Environment:
     return lifecycle.left_to_operator(session, bring_up(session, name))
 
 
-def bring_up(
-    session: Session, name: str, create: Create = create_alone, keep: lifecycle.Keep | None = None
-) -> Environment:
+def bring_up(session: Session, name: str, create: Create = create_alone) -> Environment:
     """Brings up a copy of a frozen environment, as `up` does, that this process looks after.
 
     Args:
         create: creates the machines of a recorded environment.
-        keep: takes over the connections to the machines, and closes them.
 
     Returns:
         the copy's record, with status `ready`.
@@ -127,7 +124,7 @@ def bring_up(
     ) as environment:
         with phases.phase("renewal"):
             renewal.renew(session, environment)
-        with lifecycle.proven(session, environment, phases, keep) as (environment, _):
+        with lifecycle.proven(session, environment, phases) as (environment, _):
             pass
         return session.environments.update(environment, status="ready", phases=tuple(phases.finished))
 

@@ -150,7 +150,8 @@ class SampleMachines:
         # Set once Inspect cancels the launch. Machines boot in threads of their own, which must notice.
         self.cancelled = threading.Event()
         self._clearing_away = False
-        self.session = replace(open_session(configuration, origin), check=self._check, shield=self._shield)
+        opened = open_session(configuration, origin)
+        self.session = replace(opened, check=self._check, shield=self._shield, keep=self._keep)
         self._family, self._task = family_of(configuration, self.project)
         self.memory = Watch()
         self._lock = threading.Lock()
@@ -246,15 +247,10 @@ class SampleMachines:
             self._refuse_internet(has_it=environment.full_internet)
             return shared.apply_batcher().create(session, environment)
 
-        def keep(connections: dict[Role, Connection]) -> None:
-            for role, connection in connections.items():
-                self._kept(role, connection)
-
         if self.snapshot:
-            self._environment = snapshots.bring_up(self.session, self.snapshot, create, keep)
+            self._environment = snapshots.bring_up(self.session, self.snapshot, create)
         else:
-            given = (self._family, self._task, self._allowed())
-            self._environment = lifecycle.bring_up(self.session, *given, create, keep)
+            self._environment = lifecycle.bring_up(self.session, self._family, self._task, self._allowed(), create)
 
     def _refuse_internet(self, *, has_it: bool) -> None:
         """Refuses a family's task that has the internet against the operator's settings, which no package may widen.
@@ -322,6 +318,10 @@ class SampleMachines:
             if kept:
                 kept.close()
             return self._kept(role, connect(self.session, self.environment, role))
+
+    def _keep(self, connections: Mapping[Role, Connection]) -> None:
+        for role, connection in connections.items():
+            self._kept(role, connection)
 
     def _kept(self, role: Role, connection: Connection) -> Connection:
         with self._lock:

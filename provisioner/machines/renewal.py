@@ -27,29 +27,24 @@ SECONDS = 120.0
 # The first that happens is new random numbers, the second the time (credentials.pl). The argument is ttl.sh. As few
 # programs are started as possible: each takes a tenth of a second and more in a machine that has just gone on.
 _RENEW = """
-import ctypes, os, shutil, signal, subprocess, sys
-given, detach = "/run/provisioner-renewal", 2
+import ctypes, os, pathlib, shutil, signal, subprocess, sys
+given, keys, detach = pathlib.Path("/run/provisioner-renewal"), pathlib.Path("/etc/ssh"), 2
 shutil.rmtree(given, ignore_errors=True)
 # The boot id of the frozen machine lies there, in a file that is gone, over which nothing can be mounted.
 ctypes.CDLL(None).umount2(b"/proc/sys/kernel/random/boot_id", detach)
 subprocess.run(["perl", "/usr/lib/provisioner/credentials.pl", given], check=True, timeout=60)
-with open(given + "/expires_at") as file:
-    timer = subprocess.Popen(["sh", "-c", sys.argv[1], "ttl", file.read(), "move"])
+timer = subprocess.Popen(["sh", "-c", sys.argv[1], "ttl", (given / "expires_at").read_text(), "move"])
 def replace(name, path, mode):
-    shutil.copyfile(os.path.join(given, name), path + ".new")
-    os.chmod(path + ".new", mode)
-    os.rename(path + ".new", path)
-os.chdir("/etc/ssh")
-os.umask(0o077)
+    new = keys / (path + ".new")
+    new.touch(mode)
+    new.write_bytes((given / name).read_bytes())
+    new.replace(keys / path)
 replace("host_key", "ssh_host_ed25519_key", 0o600)
-if os.path.exists("ssh_host_ed25519_key.pub"):
-    os.unlink("ssh_host_ed25519_key.pub")
-for name in os.listdir(given):
-    if name.startswith("authorized_keys."):
-        replace(name, "authorized_keys.d/" + name.partition(".")[2], 0o644)
+(keys / "ssh_host_ed25519_key.pub").unlink(missing_ok=True)
+for path in given.glob("authorized_keys.*"):
+    replace(path.name, "authorized_keys.d/" + path.suffix[1:], 0o644)
 shutil.rmtree(given)
-with open("/run/sshd.pid") as file:
-    os.kill(int(file.read()), signal.SIGHUP)
+os.kill(int(pathlib.Path("/run/sshd.pid").read_text()), signal.SIGHUP)
 sys.exit(timer.wait())
 """
 
