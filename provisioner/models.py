@@ -6,7 +6,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
 from pydantic.json_schema import SkipJsonSchema
 
 # The name of a machine within its environment: primary and aux, or what its owner calls a further machine.
@@ -345,12 +345,6 @@ class Environment(Record):
     gone_at: AwareDatetime | None = None
     recorded: bool = False
     recording: str = Field(default="", pattern="^([0-9a-f]{64})?$")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drops_a_former_key(cls, value: object) -> object:
-        """Reads records of when environments could wait ahead, if this one did not."""
-        return without_former_key(value, "ahead_for", unused="")
 
     @field_validator("probes")
     @classmethod

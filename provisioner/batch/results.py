@@ -50,7 +50,7 @@ class Row(Record):
         images: by role.
         cost_micro_usd: of all attempts, in millionths of a US dollar.
         score_log: the last attempt's intermediate scores, bounded as score_log.py says.
-        score_log_entries: how many intermediate scores there were; None in rows of earlier versions.
+        score_log_entries: how many intermediate scores there were; None if the score log could not be read.
         phases: those of the last attempt, after one phase for all earlier attempts.
         recording: the hash of the last environment's sealed logs, which `provisioner verify` checks; empty for none.
         warnings: what may spoil the result, such as a task that differs at each call of get_tasks.

@@ -111,7 +111,7 @@ class Costs(Step):
 
     Args:
         micro_usd: in millionths of a US dollar.
-        trouble: why the cost is not known; empty if it is. Stored steps of earlier versions have this name.
+        trouble: why the cost is not known; empty if it is.
     """
 
     micro_usd: int = 0
@@ -124,8 +124,7 @@ class EndStep(Step):
     Args:
         trouble: what could not be removed; empty if all of it is gone.
         score_log: the environment's intermediate scores.
-        score_log_entries: how many there were, before score_log was bounded; None if it could not be read, or in steps
-            of earlier versions.
+        score_log_entries: how many there were, before score_log was bounded; None if it could not be read.
         recording: the hash of its sealed logs; empty if there is none.
         family_version, agent_files, images: as its last record says, which was sealed; empty if it cannot be read.
     """

@@ -30,7 +30,7 @@ from provisioner.clouds.registry import CLOUDS, DEFAULT_CLOUD, clouds_with_place
 from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
-from provisioner.models import Record, without_former_key
+from provisioner.models import Record
 from provisioner.printable import printable
 from provisioner.store.environments import derived_id
 from provisioner.ttl import DEFAULT_TTL, checked_ttl, format_duration, parse_duration
@@ -194,12 +194,6 @@ class Suite(Part):
     def is_billed(self) -> bool:
         """Whether its machines cost anything."""
         return CLOUDS[self.cloud].is_billed
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drops_a_former_key(cls, value: object) -> object:
-        """Reads batches of when suites could have environments wait ahead, if this one had none."""
-        return without_former_key(value, "ahead", unused=0)
 
     # Validators check single fields where that is possible: so one mistake does not hide another.
     @model_validator(mode="after")

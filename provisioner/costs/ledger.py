@@ -22,7 +22,6 @@ from provisioner.models import Record
 # A reservation takes a millisecond, but on a busy host its writer may have to wait.
 BUSY_SECONDS = 60.0
 SCHEMA_VERSION = 2
-RENAMED_COLUMN = "ALTER TABLE entries RENAME COLUMN held_micro_usd TO reserved_micro_usd"
 """What version 2 of the table changed."""
 COLUMNS = """
     environment TEXT PRIMARY KEY,
@@ -240,20 +239,16 @@ class Ledger:
         """Begins a transaction that locks out all other writers."""
         connection.execute("BEGIN IMMEDIATE")
 
-    def _bring_up_to_date(self, connection: sqlite3.Connection) -> None:
-        """Creates the table, or upgrades it from version 1, in one step and once for all controllers."""
+    def _create_table(self, connection: sqlite3.Connection) -> None:
+        """Creates the table, in one step and once for all controllers."""
         connection.execute("BEGIN IMMEDIATE")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
+        if version not in (0, SCHEMA_VERSION):
             raise InfrastructureError(
                 f"The ledger {self._path} was written by another version of provisioner (schema {version})."
             )
-        # Looked at by its columns: version 1, if killed while it made the table, left it without a version.
-        columns = {row["name"] for row in connection.execute("PRAGMA table_info(entries)")}
-        if not columns:
+        if version == 0:
             connection.execute(f"CREATE TABLE entries ({COLUMNS}) STRICT")
-        elif "held_micro_usd" in columns:
-            connection.execute(RENAMED_COLUMN)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
 
@@ -280,7 +275,7 @@ class Ledger:
                 # A confirmed reservation must survive a power failure.
                 connection.execute("PRAGMA synchronous = FULL")
                 if connection.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
-                    self._bring_up_to_date(connection)
+                    self._create_table(connection)
                 yield connection
         except (sqlite3.Error, OSError) as error:
             raise InfrastructureError(

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from provisioner.costs.ledger import BUSY_SECONDS, COLUMNS, RENAMED_COLUMN, SCHEMA_VERSION, Connection, Ledger
+from provisioner.costs.ledger import BUSY_SECONDS, COLUMNS, SCHEMA_VERSION, Connection, Ledger
 from provisioner.errors import InfrastructureError
 
 # One schema per version of the table, so that another version of provisioner does not misread it.
@@ -118,14 +118,6 @@ def set_parameters(connection: psycopg.Connection[Any], parameters: dict[str, in
 def _create_table(connection: _Postgres) -> None:
     connection.execute("BEGIN")
     connection.execute(f"SELECT pg_advisory_xact_lock({CREATION_LOCK})")
-    if _schema_exists(connection, "provisioner_1") and not _schema_exists(connection, SCHEMA):
-        connection.execute(f"ALTER SCHEMA provisioner_1 RENAME TO {SCHEMA}")
-        connection.execute(RENAMED_COLUMN)
     connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
     connection.execute(f"CREATE TABLE IF NOT EXISTS entries ({COLUMNS.replace('INTEGER', 'BIGINT')})")
     connection.execute("COMMIT")
-
-
-def _schema_exists(connection: _Postgres, name: str) -> bool:
-    row = connection.execute("SELECT to_regnamespace(:name) IS NOT NULL AS present", {"name": name}).fetchone()
-    return bool(row and row["present"])

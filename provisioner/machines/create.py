@@ -19,11 +19,7 @@ from provisioner.version import __version__
 
 
 def aux_user(distribution: Distribution | None) -> str:
-    """Returns the user of an aux VM: that of the distribution's own cloud image (Task Standard, VMSpec).
-
-    Args:
-        distribution: None in records of when all had the same.
-    """
+    """Returns the user of an aux VM: that of the distribution's own cloud image (Task Standard, VMSpec)."""
     return "ubuntu" if distribution == "ubuntu-20.04-cuda" else "admin"
 
 

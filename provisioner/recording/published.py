@@ -33,8 +33,6 @@ _HASH = re.compile("[0-9a-f]{64}")
 AGREED = (
     "environment", "family", "family_version", "task", "images", "agent_files", "score", "status", "record",
 )  # fmt: skip
-# Version 0.1 sealed no such facts. Rows written since have an empty text for them.
-LATER = ("family_version", "agent_files")
 SHOWN_CHARACTERS = 200
 # So many are named of one directory; the others are counted.
 MAXIMUM_PROBLEMS = 100
@@ -150,7 +148,7 @@ def _differences(said: Mapping[str, Any], manifest: Manifest) -> list[str]:
     return [
         f"{key} is {shown(_plain(said[key]))}, and was sealed as {shown(_plain(facts.get(key)))}"
         for key in said
-        if key in agreed and not _agree(said[key], facts.get(key, "" if key in LATER else None))
+        if key in agreed and not _agree(said[key], facts.get(key))
     ]
 
 

@@ -45,7 +45,6 @@ Command = Literal[
     "destroy",  # does not refresh
     "state push",  # writes errored.tfstate to the backend
     "state rm",  # forgets what the operands name
-    "state replace-provider",  # gives the first operand's resources in the state to the second operand
 ]
 
 _SPOKEN: dict[str, object] = {"no_color": IsFlagged, "input": False, "json": IsFlagged}
@@ -60,7 +59,6 @@ ARGUMENTS: dict[Command, tuple[str, dict[str, object]]] = {
     "destroy": ("destroy", {**_SPOKEN, "auto_approve": IsFlagged, "refresh": False}),
     "state push": ("state push errored.tfstate", {}),
     "state rm": ("state rm", {}),
-    "state replace-provider": ("state replace-provider", {"auto_approve": IsFlagged}),
 }
 
 

@@ -17,8 +17,8 @@ from provisioner import child_environment
 
 VERSION_SECONDS = 30.0
 LEAST = (1, 9)
-# 1.10 knows `use_lockfile`, the lifecycle of `removed`, and the lock file of Terraform; in 1.10.6, a variable whose
-# validation refers to another one no longer disturbs `destroy` (OpenTofu's changelogs of 1.10 and 1.11, #3131).
+# 1.10 knows `use_lockfile` and the lock file of Terraform; in 1.10.6, a variable whose validation refers to another one
+# no longer disturbs `destroy` (OpenTofu's changelogs of 1.10 and 1.11, #3131).
 LEAST_OPENTOFU = (1, 10, 6)
 TERRAFORM_HINT = "scripts/install-terraform, or https://developer.hashicorp.com/terraform/install"
 

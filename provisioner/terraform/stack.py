@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from provisioner import strict_json
-from provisioner.errors import TerraformError
+from provisioner.errors import HostError, TerraformError
 from provisioner.signals import no_check
 from provisioner.store.files import read_end, write_atomically
 from provisioner.store.locks import is_locked
@@ -45,7 +45,7 @@ BACKEND = "terraform.tfstate"
 BACKEND_ASIDE = ".backend.tfstate"
 LOCK_FILE = ".terraform.lock.hcl"
 # In it, for each provider.
-PROVIDER = re.compile(r'^provider "[^"/]+/([^"]{1,100})" \{\n\s+version\s+= "([^"]{1,50})"', re.MULTILINE)
+PROVIDER = re.compile(r'^provider "([^"/]+/[^"]{1,100})" \{\n\s+version\s+= "([^"]{1,50})"', re.MULTILINE)
 # Files of `.terraform` that are worth copying are at most this large.
 COPIED_BYTES = 1 << 20
 # What Terraform says when it shall forget what is not in its state.
@@ -97,11 +97,7 @@ class Stack:
     def versions(self) -> dict[str, str]:
         """Returns the versions of the program that applied the stack last here, and of its providers."""
         found = {product_that_runs().name: self._version} if self._version else {}
-        try:
-            text = (self._directory / LOCK_FILE).read_text(errors="replace")
-        except OSError:  # a stack without providers has none
-            return found
-        return found | {f"provider {name}": version for name, version in PROVIDER.findall(text)}
+        return found | {f"provider {name.partition('/')[2]}": version for name, version in self._providers()}
 
     def write(self, files: Mapping[str, str]) -> None:
         """Writes the root's files, each atomically, and main.tf last, which marks the stack as complete."""
@@ -248,7 +244,12 @@ class Stack:
             shutil.rmtree(self._directory)
 
     def _init(self, tell: Tell) -> None:
-        """Runs `terraform init`, unless it has succeeded before for the same .tf files."""
+        """Runs `terraform init`, unless it has succeeded before for the same .tf files.
+
+        Raises:
+            HostError: the stack belongs to the other program.
+        """
+        self._require_its_program()
         done = self._directory / INITIALISED / INSTALLED
         digest = self._digest()
         if not done.exists() or done.read_text() != digest:
@@ -261,6 +262,23 @@ class Stack:
             tell("Writing the state that Terraform could not write to its backend before")
             self._run("state push", tell)
             errored.unlink()
+
+    def _require_its_program(self) -> None:
+        """Refuses a stack whose provider the other program has installed: its state names another registry."""
+        ours = product_that_runs()
+        [other] = {TERRAFORM, OPENTOFU} - {ours}
+        if any(name.startswith(other.registry) for name, _ in self._providers()):
+            raise HostError(
+                f"{other.name} made the stack {self._directory.name}, and {ours.name} would run now: nothing was done.",
+                hint=f"Have the same program run: PROVISIONER_TERRAFORM={other.command}.",
+            )
+
+    def _providers(self) -> list[tuple[str, str]]:
+        """Returns the address of each installed provider, with its registry, and the version."""
+        try:
+            return PROVIDER.findall((self._directory / LOCK_FILE).read_text(errors="replace"))
+        except OSError:  # a stack without providers has none
+            return []
 
     def _install(self, tell: Tell) -> None:
         """Installs the providers that the configuration names, and no others.
@@ -326,7 +344,7 @@ class Stack:
     def _run(
         self, command: process.Command, tell: Tell, parallelism: int | None = None, operands: Sequence[str] = ()
     ) -> Transcript:
-        product, taken_over = product_that_runs(), set[str]()
+        product = product_that_runs()
         errored = self._directory / ERRORED_STATE
         was_written = not errored.exists()
         for attempt in itertools.count():
@@ -343,14 +361,6 @@ class Stack:
             )
             if code == 0:
                 return transcript
-            provider = transcript.provider_of_opentofu
-            if product is TERRAFORM and provider and provider not in taken_over:
-                # OpenTofu knows the providers of a state that Terraform wrote. Terraform has to be told.
-                taken_over.add(provider)
-                tell(f"Taking over {provider} in a state that OpenTofu wrote")
-                names = [f"{owner.registry}/{provider}" for owner in (OPENTOFU, TERRAFORM)]
-                self._run("state replace-provider", tell, operands=names)
-                continue
             if command == "refresh and apply":  # what it has created by now may not be shown yet
                 command = "apply"
             reason = transcript.passing

@@ -11,6 +11,7 @@ from provisioner.errors import TerraformError
 from provisioner.printable import beginning
 from provisioner.progress import NOTE_OF_A_PROGRAM
 from provisioner.terraform.process import Message
+from provisioner.terraform.requirements import OPENTOFU, TERRAFORM
 
 THROTTLED = "the cloud throttles requests"
 SESSION_ENDED = "the session of the credentials has ended"
@@ -39,8 +40,6 @@ VERSION_CHARACTERS = 50
 STATE_LOCKED = "error acquiring the state lock"
 # Terraform's words for a provider that is in the state alone: of init, and of the other commands after it.
 FOREIGN_PROVIDER = ("provider dependency changes detected", "unavailable provider")
-# How OpenTofu writes into a state what Terraform calls registry.terraform.io/hashicorp/NAME.
-_OPENTOFU_PROVIDER = re.compile(r"registry\.opentofu\.org/(hashicorp/[a-z0-9-]{1,64})(?![\w/.-])")
 _ENVIRONMENT = re.compile(r'module\.environment\["([^"]+)"\]')
 
 Tell = Callable[[str], None]
@@ -94,13 +93,6 @@ class Transcript:
         return next((reason for pattern, reason in RETRYABLE if pattern in text), None)
 
     @property
-    def provider_of_opentofu(self) -> str | None:
-        """The first provider of OpenTofu's registry that an error is about, as `hashicorp/aws`."""
-        said = [f"{error.get('summary', '')} {error.get('detail', '')}" for error in self._errors]
-        match = _OPENTOFU_PROVIDER.search("\n".join([*said, *self._last]))
-        return match[1] if match and self._errors else None
-
-    @property
     def _environments(self) -> frozenset[str]:
         addresses = [str(error.get("address", "")) for error in self._errors]
         return frozenset(match[1] for address in addresses if (match := _ENVIRONMENT.match(address)))
@@ -123,10 +115,12 @@ class Transcript:
         if any(words in said.lower() for words in FOREIGN_PROVIDER):
             # Terraform's advice would install it.
             names = [line for line in (*self._last, *lines) if "lockfile" not in line][-DETAIL_LINES:]
+            by_opentofu = self._tool == TERRAFORM.command and any(OPENTOFU.registry in name for name in names)
+            switch = f"If OpenTofu wrote it, set PROVISIONER_TERRAFORM={OPENTOFU.command}. " if by_opentofu else ""
             return TerraformError(
                 "The state names a provider that this stack does not use. It was not started, and nothing was changed.",
-                hint="Find out who changed this terraform state, and restore an earlier version of it. Do not run "
-                f"`{self._tool} init` by hand: it would install that provider.",
+                hint=f"{switch}Find out who changed this terraform state, and restore an earlier version of it. Do not "
+                f"run `{self._tool} init` by hand: it would install that provider.",
                 details="\n".join(beginning(line, LINE_CHARACTERS) for line in names),
                 said=said,
             )

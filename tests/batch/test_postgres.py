@@ -48,15 +48,6 @@ def entry(name: str, held: int) -> Entry:
     )  # fmt: skip
 
 
-def test_a_ledger_of_the_first_version_keeps_its_reservations(ledger: PostgresLedger, database: str) -> None:
-    ledger.reserve(entry("one", 15_000_000), BUDGET)
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("ALTER SCHEMA provisioner_2 RENAME TO provisioner_1")
-        connection.execute("ALTER TABLE provisioner_1.entries RENAME COLUMN reserved_micro_usd TO held_micro_usd")
-    for _ in range(2):
-        assert [one.reserved_micro_usd for one in ledger.entries()] == [15_000_000]
-
-
 def test_it_does_what_the_ledger_file_does(ledger: PostgresLedger) -> None:
     assert ledger.entries() == []
     assert ledger.latest_ends("aws").on_cloud is None

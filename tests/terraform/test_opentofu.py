@@ -1,4 +1,4 @@
-"""Terraform and OpenTofu on the same stacks: one creates, the other destroys; one mirror holds the provider of both.
+"""Terraform and OpenTofu on the same stacks, where these have no provider; one mirror holds the provider of both.
 
 Where `tofu` is not installed, Terraform under its name stands in: then only what provisioner does about it is tested.
 """
@@ -85,7 +85,7 @@ def stack_with(directory: Path, written: dict[str, object], shared: bool) -> tup
 
 
 @pytest.mark.parametrize("first", ["terraform", "tofu"])
-def test_what_one_program_has_created_the_other_destroys(
+def test_without_a_provider_one_program_destroys_what_the_other_has_created(
     site: Site, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     [second] = set(programs) - {first}
@@ -100,19 +100,15 @@ def test_what_one_program_has_created_the_other_destroys(
     assert not site.directory.exists()
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["local-state", "shared-state"])
-def test_terraform_takes_over_a_state_that_opentofu_has_written(
-    tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch, shared: bool
+def test_terraform_leaves_a_shared_state_alone_that_opentofu_has_written(
+    tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROVISIONER_TERRAFORM", programs["terraform"])
-    stack, path = stack_with(tmp_path, state("registry.opentofu.org/hashicorp/aws"), shared)
-    told: list[str] = []
-    stack.remove({"one"}, told.append)
-    assert told == ["Taking over hashicorp/aws in a state that OpenTofu wrote"]
-    assert json.loads(path.read_text())["resources"] == []
-    stack.remove({"two"}, told.append)
-    assert not (tmp_path / "stack").exists()
-    assert len(told) == 1
+    stack, path = stack_with(tmp_path, state("registry.opentofu.org/hashicorp/aws"), shared=True)
+    with pytest.raises(TerraformError) as failure:
+        stack.remove({"one"}, silent)
+    assert "If OpenTofu wrote it, set PROVISIONER_TERRAFORM=tofu" in (failure.value.hint or "")
+    assert len(json.loads(path.read_text())["resources"]) == 1
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["local-state", "shared-state"])
@@ -126,17 +122,6 @@ def test_an_unused_provider_is_refused_from_any_registry(
         stack.remove({"one"}, silent)
     assert len(json.loads(path.read_text())["resources"]) == 1
     assert not list((tmp_path / "stack" / ".terraform").rglob("other"))
-
-
-@pytest.mark.skipif(not shutil.which("tofu"), reason="OpenTofu is not installed")
-@pytest.mark.parametrize("shared", [False, True], ids=["local-state", "shared-state"])
-def test_opentofu_takes_over_a_state_that_terraform_has_written(
-    tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch, shared: bool
-) -> None:
-    monkeypatch.setenv("PROVISIONER_TERRAFORM", programs["tofu"])
-    stack, path = stack_with(tmp_path, state("registry.terraform.io/hashicorp/aws"), shared)
-    stack.remove({"one"}, silent)
-    assert json.loads(path.read_text())["resources"] == []
 
 
 @pytest.mark.parametrize("name", ["terraform", "tofu"])

@@ -41,14 +41,6 @@ def test_a_score_is_the_same_after_it_was_written(score: float | None) -> None:
     assert read.score == score or (score is not None and read.score is not None and math.isnan(read.score))
 
 
-def test_a_record_of_an_older_version_is_read() -> None:
-    one = environment()
-    record = one.model_dump(mode="json")
-    assert Environment.model_validate(record | {"ahead_for": ""}) == one
-    with pytest.raises(ValidationError, match="ahead_for"):
-        Environment.model_validate(record | {"ahead_for": "a request"})
-
-
 def test_an_environment_is_the_same_after_it_was_written() -> None:
     known = environment(
         roles=("primary", "aux"),

@@ -54,7 +54,7 @@ class Ami(Record):
 
     Args:
         ours: whether a provisioner created it, and so removes it.
-        account: the account that it is in; empty in what earlier versions wrote.
+        account: the account that it is in; empty until it is written.
     """
 
     id: str

@@ -125,28 +125,3 @@ resource "aws_network_acl" "offline" {
     }
   }
 }
-
-# What this module once made, and all homes of an account use: their time limits. It is left where it is.
-removed {
-  from = aws_scheduler_schedule_group.this
-
-  lifecycle {
-    destroy = false
-  }
-}
-
-removed {
-  from = aws_iam_role.scheduler
-
-  lifecycle {
-    destroy = false
-  }
-}
-
-removed {
-  from = aws_iam_role_policy.terminate
-
-  lifecycle {
-    destroy = false
-  }
-}

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import ValidationError
 
-from provisioner.batch.suite import Suite, expand, family_directories, load_suite, schema
+from provisioner.batch.suite import expand, family_directories, load_suite, schema
 from provisioner.errors import UsageError
 
 GOOD: dict[str, Any] = {
@@ -171,13 +170,6 @@ def test_globs_that_find_nothing_are_named(directory: Path) -> None:
         family_directories(suite, directory / "agents")  # as where the suite's families went since
     with pytest.raises(UsageError, match="no task 'hard-\\*'"):
         expand(suite, {"/f": ["easy"]}, {"/f": ["easy", "hard-*"]})
-
-
-def test_a_suite_of_an_older_version_is_read(directory: Path) -> None:
-    data = load_suite(written(directory)).model_dump(mode="json")
-    assert Suite.model_validate(data | {"ahead": 0}) == Suite.model_validate(data)
-    with pytest.raises(ValidationError, match="ahead"):
-        Suite.model_validate(data | {"ahead": 1})
 
 
 def test_the_schema_describes_the_file() -> None:

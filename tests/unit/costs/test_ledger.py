@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings, StandingBudgets
 from provisioner.costs.budgets import Spending
-from provisioner.costs.ledger import COLUMNS, Budget, Entry, Ledger, totals
+from provisioner.costs.ledger import Budget, Entry, Ledger, totals
 from provisioner.costs.prices import cost, dollars, micro_usd
 from provisioner.errors import BudgetError, InfrastructureError
 from provisioner.machines import reservations
@@ -335,19 +335,8 @@ def test_costs_are_shown_as_table_json_and_csv(provisioner: CommandLine) -> None
     assert provisioner("costs", "--by", "moon").code == 2
 
 
-@pytest.mark.parametrize("version", [1, 0], ids=["whole", "killed before it wrote its version"])
-def test_a_ledger_of_the_first_version_keeps_its_reservations(tmp_path: Path, version: int) -> None:
-    path = tmp_path / "ledger"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        columns = COLUMNS.replace("reserved_micro_usd", "held_micro_usd")
-        connection.execute(f"CREATE TABLE entries ({columns}) STRICT")
-        values = entry("a", 600_000).model_dump(mode="json")
-        values["held_micro_usd"] = values.pop("reserved_micro_usd")
-        names = ", ".join(values)
-        marks = ", ".join(f":{name}" for name in values)
-        connection.execute(f"INSERT INTO entries ({names}) VALUES ({marks})", values)
-        connection.execute(f"PRAGMA user_version = {version}")
-        connection.commit()
-    for _ in range(2):
-        assert [(each.environment, each.reserved_micro_usd) for each in Ledger(path).entries()] == [("a", 600_000)]
-    Ledger(path).reserve(entry("b", 400_000), budget(1_000_000))
+def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger")) as connection:
+        connection.execute("PRAGMA user_version = 1")
+    with pytest.raises(InfrastructureError, match=r"written by another version of provisioner \(schema 1\)"):
+        Ledger(tmp_path / "ledger").reserve(entry("a", 1))

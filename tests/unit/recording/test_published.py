@@ -17,6 +17,7 @@ from provisioner.store.files import write_atomically
 FACTS: dict[str, Any] = {
     "environment": "env-1",
     "family": "fam",
+    "family_version": "1",
     "task": "main",
     "images": {"primary": "base"},
     "agent_files": "a" * 64,
@@ -35,7 +36,7 @@ def published(tmp_path: Path) -> Path:
     row = Row(
         key="fam/main/a/1", family="fam", task="main", agent="a", repetition=1, outcome="scored", score=1.0,
         environment="env-1", images={"primary": "base"}, recording=head,
-        agent_files="a" * 64, agent_exit_code=0,
+        agent_files="a" * 64, agent_exit_code=0, family_version="1",
     )  # fmt: skip
     no_machine: dict[str, Any] = {"score": None, "recording": "", "environment": "env-2", "repetition": 2}
     unsuited = row.model_copy(update={"outcome": "over_budget", **no_machine})
@@ -88,7 +89,7 @@ def test_every_altered_byte_of_the_results_is_noticed(published: Path) -> None:
         ({"score": None}, ("env-1", "the results", "score is null, and was sealed as 1.0")),
         ({"task": "other"}, ("env-1", "the results", "task is 'other', and was sealed as 'main'")),
         ({"agent_files": ""}, ("env-1", "the results", f"agent_files is '', and was sealed as '{'a' * 64}'")),
-        ({"family_version": "2"}, ("env-1", "the results", "family_version is '2', and was sealed as null")),
+        ({"family_version": "2"}, ("env-1", "the results", "family_version is '2', and was sealed as '1'")),
         ({"agent_exit_code": 1}, ("env-1", "the results", "agent_exit_code is 1, and was sealed as 0")),
         ({"images": ""}, ("env-1", "the results", "images is '', and was sealed as a mapping of 1")),
         ({"recording": "0" * 64}, ("env-1", "manifest.json", "it is not the one whose hash was published")),

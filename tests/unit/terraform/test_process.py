@@ -64,7 +64,6 @@ SPOKEN = ["-no-color", "-input=false", "-json"]
         ("destroy", ["destroy", *SPOKEN, "-auto-approve", "-refresh=false", "-parallelism=3"]),
         ("state push", ["state", "push", "errored.tfstate"]),
         ("state rm", ["state", "rm", "one", "two words"]),
-        ("state replace-provider", ["state", "replace-provider", "-auto-approve", "one", "two words"]),
     ],
 )
 def test_each_command_has_its_arguments(put: Put, root: Path, command: process.Command, arguments: list[str]) -> None:

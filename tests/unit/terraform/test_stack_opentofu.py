@@ -1,4 +1,4 @@
-"""A stack under OpenTofu, and one that Terraform takes over from it, with small programs in their place."""
+"""Stacks of OpenTofu, which Terraform leaves alone, with small programs in their place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import TerraformError
+from provisioner.errors import HostError, TerraformError
 from provisioner.terraform.stack import Stack
 from tests.unit.terraform.conftest import Program, error_line, runs, say, silent
 
@@ -51,37 +51,31 @@ def test_each_of_the_two_programs_initialises_a_root_for_itself(
     assert [line.split()[0] for line in ran.read_text().splitlines()] == ["init", "apply", "apply", "apply"]
 
 
-@pytest.mark.parametrize(
-    ("error", "taken_over"),
-    [
-        ('unavailable provider "registry.opentofu.org/hashicorp/aws"', True),
-        ("Could not retrieve versions for provider registry.opentofu.org/hashicorp/aws: no such host", True),
-        ('unavailable provider "registry.opentofu.org/attacker/evil"', False),
-        ('unavailable provider "registry.opentofu.org/hashicorp/../attacker"', False),
-        ('unavailable provider "registry.opentofu.org/hashicorp/aws/evil"', False),
-    ],
-    ids=["unavailable", "unreachable", "other-namespace", "dots", "longer"],
-)
-def test_terraform_takes_over_a_provider_of_opentofu_once(
-    program: Program, tmp_path: Path, error: str, taken_over: bool
+PROVIDER = 'provider "registry.{}/hashicorp/aws" {{\n  version     = "5.100.0"\n}}\n'
+
+
+def test_a_stack_stays_with_the_program_that_installed_its_provider(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say_error = say(tmp_path, error_line("Failed to load plugin schemas", error))
-    stack = program(f'[ "$1" = state ] || {{ {say_error}; exit 1; }}')
-    told: list[str] = []
-    with pytest.raises(TerraformError):
-        stack.apply(told.append)
-    replaced = [line for line in runs(tmp_path) if line.startswith("state")]
-    names = "registry.opentofu.org/hashicorp/aws registry.terraform.io/hashicorp/aws"
-    assert replaced == ([f"state replace-provider -auto-approve {names}"] if taken_over else [])
-    assert len(told) == len(replaced)
-    assert len(runs(tmp_path)) == (3 if taken_over else 1)
-
-
-def test_opentofu_is_not_told_to_replace_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    error = error_line("Failed", 'unavailable provider "registry.opentofu.org/hashicorp/aws"')
-    ran = opentofu(tmp_path, monkeypatch, f"echo '{error}'; exit 1")
-    stack = Stack(tmp_path / "stack")
-    stack.write({"main.tf": ""})
-    with pytest.raises(TerraformError):
+    stack = program("exit 0")
+    (tmp_path / "stack" / ".terraform.lock.hcl").write_text(PROVIDER.format("opentofu.org"))
+    with pytest.raises(HostError, match="OpenTofu made the stack stack, and Terraform would run now") as failure:
+        stack.remove((), silent)
+    assert "PROVISIONER_TERRAFORM=tofu" in (failure.value.hint or "")
+    assert stack.exists
+    assert not (tmp_path / "runs").exists()
+    ran = opentofu(tmp_path, monkeypatch, "exit 0")
+    stack.apply(silent)
+    (tmp_path / "stack" / ".terraform.lock.hcl").write_text(PROVIDER.format("terraform.io"))
+    with pytest.raises(HostError, match="Terraform made the stack stack, and OpenTofu would run now"):
         stack.apply(silent)
-    assert "state" not in ran.read_text()
+    assert [line.split()[0] for line in ran.read_text().splitlines()] == ["init", "apply"]
+
+
+def test_a_shared_state_of_opentofu_is_refused_with_the_way_out(program: Program, tmp_path: Path) -> None:
+    error = error_line("Failed to load plugin schemas", 'unavailable provider "registry.opentofu.org/hashicorp/aws"')
+    stack = program(f"{say(tmp_path, error)}; exit 1")
+    with pytest.raises(TerraformError, match="a provider that this stack does not use") as failure:
+        stack.apply(silent)
+    assert "If OpenTofu wrote it, set PROVISIONER_TERRAFORM=tofu" in (failure.value.hint or "")
+    assert len(runs(tmp_path)) == 1

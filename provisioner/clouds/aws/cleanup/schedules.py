@@ -70,10 +70,7 @@ def name_of(environment_id: str, role: str) -> str:
 
 
 def environment_of(name: str) -> str:
-    """Returns the environment to which a schedule belongs.
-
-    Earlier versions made one schedule for a whole environment, and gave it the environment's id as its name.
-    """
+    """Returns the environment to which a schedule belongs."""
     return name.partition(".")[0]
 
 

@@ -166,8 +166,8 @@ def live_pid(pidfile: Path) -> int | None:
     """Returns the pid of a machine's QEMU, or None; UNTOLD if it is not known which process holds `pidfile`.
 
     QEMU lives if a process holds the lock on the pidfile, or if the process that was noted beside the pidfile lives.
-    QEMU keeps that lock until it ends, but a machine that has taken QEMU over may give it up. A QEMU that an older
-    version started has no note. A reused pid misleads neither.
+    QEMU keeps that lock until it ends, but a machine that has taken QEMU over may give it up. A reused pid misleads
+    neither.
     """
     holder = _lock_holder(pidfile)
     if holder is None or holder == UNTOLD:
