@@ -48,12 +48,11 @@ COMMANDS = {
         "Run an agent in the primary machine, as user agent. Copies its directory there first.",
     ),
     "exec": (f"{_PACKAGE}machines", "Run a command in a machine. Exits with the command's exit code."),
-    "ssh": (f"{_PACKAGE}machines", "Open a shell in a machine."),
+    "ssh": (f"{_PACKAGE}machines", "Open a shell in a machine, or bring a port of it here."),
     "cp": (
         f"{_PACKAGE}machines",
         "Copy a file or directory to or from a machine. Write the machine's side as ENV:PATH.",
     ),
-    "forward": (f"{_PACKAGE}forward", "Bring a machine's port to this host's loopback. Runs until Ctrl-C."),
     "score": (f"{_PACKAGE}environments", "Score an environment."),
     "destroy": (f"{_PACKAGE}environments", "Destroy environments, until the cloud confirms it."),
     # Seeing what is there, and what came of it.

@@ -10,10 +10,7 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-from provisioner.errors import HostError, Interrupted
-
-ESCAPE, END = ord("~"), ord(".")
-LINE_ENDS = b"\r\n"
+from provisioner.errors import HostError
 
 
 class StandardInput:
@@ -66,48 +63,6 @@ def terminal_size(descriptor: int) -> os.terminal_size:
     with contextlib.suppress(OSError):
         return os.get_terminal_size(descriptor)
     return os.terminal_size((0, 0))
-
-
-class Keys:
-    """Reads what is typed on a terminal in raw mode, where Ctrl-C is the machine's. `~.` on a new line ends it all.
-
-    Args:
-        source: the terminal.
-    """
-
-    def __init__(self, source: StandardInput) -> None:
-        self._source = source
-        self._is_new_line, self._is_escaped = True, False
-
-    def read(self, limit_bytes: int, /) -> bytes | None:
-        """Takes a piece: None if there is none yet, empty at the end.
-
-        Raises:
-            Interrupted: the operator typed the escape.
-        """
-        data = self._source.read(limit_bytes - 1)
-        return (self._unescaped(data) or None) if data else data
-
-    def fileno(self) -> int:
-        """Returns the terminal's descriptor."""
-        return self._source.fileno()
-
-    def _unescaped(self, data: bytes) -> bytes:
-        typed = bytearray()
-        for key in data:
-            if self._is_escaped:
-                self._is_escaped = False
-                if key == END:
-                    raise Interrupted("Ended by ~.")
-                typed += bytes([ESCAPE])
-                if key == ESCAPE:  # twice for one
-                    continue
-            elif self._is_new_line and key == ESCAPE:
-                self._is_escaped, self._is_new_line = True, False
-                continue
-            typed.append(key)
-            self._is_new_line = key in LINE_ENDS
-        return bytes(typed)
 
 
 @contextlib.contextmanager

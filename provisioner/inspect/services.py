@@ -372,7 +372,7 @@ class ServiceSandbox(ProvisionerSandbox):
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
         """Returns how a person gets a shell in the container. Asks no machine.
 
-        Its ports are those of the machine, which `provisioner forward` takes.
+        Its ports are those of the machine, which `provisioner ssh ENV -- -L` takes.
         """
         machine = await super().connection(user="root")
         identity = self.machines.environment.id

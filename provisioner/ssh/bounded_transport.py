@@ -26,8 +26,6 @@ MAXIMUM_BANNER_BYTES = 100 * 255
 MESSAGES_AT_ONCE = 10_000
 MESSAGES_PER_SECOND = 100
 SENT_BYTES_PER_MESSAGE = 16 << 10
-# A channel that we open is confirmed, takes input, ends and closes, however little it carries.
-MESSAGES_PER_CHANNEL = 8
 # paramiko exchanges keys after each 512 MiB, OpenSSH after gigabytes.
 KEY_EXCHANGES_AT_ONCE = 16
 KEY_EXCHANGES_PER_SECOND = 0.1
@@ -38,8 +36,6 @@ STDERR = 1  # RFC 4254, section 5.2: the only type of extended data
 UNIX_SOCKET_CHANNEL = "direct-streamlocal@openssh.com"
 # What such a channel may hold: 200 of them at once stay below what a hostile server may cost.
 UNIX_SOCKET_WINDOW_BYTES = 128 << 10
-# The same for a channel to a TCP port.
-PORT_WINDOW_BYTES = 128 << 10
 
 
 _OPEN_UNIX_SOCKET = (
@@ -99,10 +95,6 @@ class BoundedPacketizer(Packetizer):
     def output_arrived(self) -> None:
         """Gives back the cost of a message, as it brought output that was asked for."""
         self._messages.change(1)
-
-    def channel_wanted(self) -> None:
-        """Allows the messages with which a server answers one that opens a channel."""
-        self._messages.change(MESSAGES_PER_CHANNEL)
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:
         """Reads a part of a packet. paramiko would allocate whatever its length field says."""
@@ -196,21 +188,6 @@ class BoundedTransport(paramiko.Transport):
         """
         self._unix_socket = path
         return self.open_channel(UNIX_SOCKET_CHANNEL, window_size=UNIX_SOCKET_WINDOW_BYTES, timeout=timeout_seconds)
-
-    def open_port(self, port: int, timeout_seconds: float) -> paramiko.Channel:
-        """Opens a channel to a TCP port of the machine's loopback. Some programs listen on one of its addresses only.
-
-        Raises:
-            paramiko.SSHException: nothing listens there, sshd refuses, or the connection broke.
-        """
-        for host in ("127.0.0.1", "::1"):
-            try:
-                there, here = (host, port), ("127.0.0.1", 0)
-                self.packetizer.channel_wanted()
-                return self.open_channel("direct-tcpip", there, here, PORT_WINDOW_BYTES, timeout=timeout_seconds)
-            except paramiko.ChannelException as error:
-                refused = error
-        raise refused
 
     def _send_user_message(self, data: paramiko.Message) -> None:
         """Sends a message. To one that opens a channel to a Unix socket, adds what paramiko does not know of."""

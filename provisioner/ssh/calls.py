@@ -132,15 +132,6 @@ class Calls(ABC):
         """Returns the error for a connection that broke."""
         return MachineLostError(f"The connection to the machine at {self._where} broke.")
 
-    def require_active(self) -> None:
-        """Checks that the connection has not broken, as far as is known here.
-
-        Raises:
-            MachineLostError, TaskError: it has.
-        """
-        if not self.active:
-            raise self._lost()
-
     @contextlib.contextmanager
     def _cut_off_after(self, seconds: float) -> Iterator[None]:
         """Cuts the connection off if the context has not ended after a time: a machine may keep any call waiting."""

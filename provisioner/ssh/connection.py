@@ -5,7 +5,6 @@ The machine is not trusted: whatever it does, connecting ends in time and in lit
 
 from __future__ import annotations
 
-import errno
 import socket
 import time
 from collections.abc import Callable
@@ -112,19 +111,6 @@ class Connection(Calls):
                 raise refused(where, "sshd", violation) from error
             raise MachineLostError(f"{where} answers, but SSH fails: {shown(str(error))}") from error
         self._transport.set_keepalive(15)
-
-    def open_tcp(self, port: int) -> paramiko.Channel:
-        """Opens a channel to a port on which a program in the machine listens, on the machine's loopback.
-
-        Raises:
-            ConnectionRefusedError: nothing listens there, or sshd does not say so in time.
-            MachineLostError, TaskError: as for run.
-        """
-        try:
-            return self._transport.open_port(port, HANDSHAKE_SECONDS)
-        except Exception as error:  # paramiko raises whatever the machine's bytes made it stumble over
-            self.require_active()
-            raise ConnectionRefusedError(errno.ECONNREFUSED, f"Port {port} of the machine is closed.") from error
 
     @property
     def active(self) -> bool:

@@ -6,8 +6,6 @@ import os
 import select
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
@@ -20,17 +18,14 @@ from provisioner.cli.options import EnvFileOption, EnvironmentArgument, parse_pa
 from provisioner.cli.output import Result, streams
 from provisioner.cli.recorded_program import run_recorded
 from provisioner.cli.sessions import environment_session
-from provisioner.cli.standard_input import Keys, StandardInput, raw_terminal, terminal_size
+from provisioner.cli.standard_input import StandardInput, terminal_size
 from provisioner.copying import transfer
 from provisioner.errors import AgentError, HostError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.machines.kept import connect_kept
 from provisioner.models import Environment, Role
 from provisioner.printable import PrintableStream
-from provisioner.recording.casts import Cast
-from provisioner.ssh.calls import Calls
 from provisioner.ssh.openssh import ssh_command
-from provisioner.ssh.terminal import run_on_terminal
 
 
 def _roles(incomplete: str) -> list[str]:
@@ -50,6 +45,8 @@ UserOption = Annotated[
     typer.Option("--user", help="User in the machine.", show_default="agent; aux: admin, ubuntu if it is an Ubuntu"),
 ]
 SHOWN_PATHS = 10
+# A port that cannot be had here is an error, and a machine that is lost ends the client.
+SSH_OPTIONS = ("-oExitOnForwardFailure=yes", "-oServerAliveInterval=15")
 
 
 def register(app: typer.Typer) -> None:
@@ -96,27 +93,14 @@ def execute(
     arguments: Annotated[list[str], typer.Argument(metavar="CMD...", help="Command to run, after --.")],
     machine: MachineOption = "primary",
     user: UserOption = None,
-    terminal: Annotated[
-        bool,
-        typer.Option("--terminal", "-t", help="Run it on a terminal of the machine, as editors need."),
-    ] = False,
     as_json: bool = False,
 ) -> Result:
     """Runs a command with this process's stdin, passes its output on and ends with its exit code.
 
-    The output is unchanged, except on a terminal, which the machine must not control unless -t allows it.
+    The output is unchanged, except on a terminal, which the machine must not control.
     """
-    if terminal and (as_json or not (os.isatty(0) and os.isatty(1))):
-        raise UsageError("-t needs a terminal as stdin and stdout, and cannot be used with --json.")
     opened, environment = environment_session(env)
     role, chosen = _machine(environment, machine, user)
-    if terminal:
-        size = terminal_size(1)
-        with (
-            opened.cast(environment, "terminal", shlex.join(arguments), size.columns, size.lines) as cast,
-            connect_kept(opened, environment, role) as connection,
-        ):
-            return Result({}, "", run_here(connection, arguments, chosen, opened.shield, cast))
     out, err = (None, None) if as_json else (_Output(1), _Output(2))
     with connect_kept(opened, environment, role) as connection:
         done = connection.run(
@@ -135,34 +119,6 @@ def execute(
         ),
     }
     return Result(data, "", done.exit_code)
-
-
-def run_here(
-    connection: Calls,
-    arguments: Sequence[str],
-    user: str,
-    shield: Callable[[], AbstractContextManager[None]],
-    cast: Cast | None = None,
-) -> int:
-    """Runs a command on a terminal of the machine that is shown on this process's, and returns its exit code."""
-
-    def shown(data: bytes) -> None:
-        _write(1, data)
-        if cast:
-            size = terminal_size(1)
-            cast.resize(size.columns, size.lines)
-            cast.show(data)
-
-    with raw_terminal(0, shield):
-        return run_on_terminal(
-            connection,
-            arguments,
-            user=user,
-            kind=os.environ.get("TERM", "dumb"),
-            keys=Keys(StandardInput()),
-            size=lambda: terminal_size(1),
-            show=shown,
-        )
 
 
 class _Output:
@@ -191,7 +147,15 @@ def _write(descriptor: int, data: bytes) -> None:
             poll.poll()
 
 
-def ssh(env: EnvironmentArgument, machine: MachineOption = "primary", user: UserOption = None) -> Result:
+def ssh(
+    env: EnvironmentArgument,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ARGS]...", help="Options and a command for OpenSSH, after --.", show_default=False),
+    ] = None,
+    machine: MachineOption = "primary",
+    user: UserOption = None,
+) -> Result:
     """Runs OpenSSH's client, which handles terminals well. One without a terminal is not recorded."""
     from provisioner.machines.admission import readmit, require_alive  # take long to import, and only this needs them
 
@@ -201,12 +165,13 @@ def ssh(env: EnvironmentArgument, machine: MachineOption = "primary", user: User
     require_alive(opened, environment, role)
     readmit(opened, environment)
     known_hosts = opened.environments.directory(environment.id) / "keys" / f"known_hosts_{role}"
-    command = ssh_command(login, known_hosts)
+    # OpenSSH takes options after the host as well, and of settings that are given twice, the first.
+    command = [*ssh_command(login, known_hosts, *SSH_OPTIONS), *(arguments or ())]
     if shutil.which("ssh") is None:
         raise HostError("ssh is not installed.", hint="sudo apt-get install openssh-client")
     if not (environment.recorded and os.isatty(0) and os.isatty(1)):
         os.execvpe("ssh", command, child_environment.for_terminal(os.environ))  # noqa: S606 - no shell wanted
-    size, what = terminal_size(1), f"ssh {chosen}@{role}"
+    size, what = terminal_size(1), shlex.join(["ssh", f"{chosen}@{role}", *(arguments or ())])
     with opened.cast(environment, "ssh", what, size.columns, size.lines) as cast:
         variables = child_environment.for_terminal(os.environ)
         return Result({}, "", run_recorded(command, variables, cast, opened.shield))

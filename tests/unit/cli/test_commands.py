@@ -27,7 +27,7 @@ from tests.waiting import BOUND_SECONDS
 ROOT = Path(__file__).parents[3]
 FAMILY = str(ROOT / "tests" / "contract" / "families" / "echo")
 LAB = str(ROOT / "tests" / "local" / "families" / "lab")
-COMMANDS = ["run", "up", "agent", "score", "test", "dev", "exec", "ssh", "cp", "forward", "list", "show", "logs",
+COMMANDS = ["run", "up", "agent", "score", "test", "dev", "exec", "ssh", "cp", "list", "show", "logs",
             "destroy", "replay", "verify",
             "tasks", "check", "new", "doctor", "image build", "image list", "image prune", "aws check", "aws policy",
             "aws refresh-prices", "aws setup", "plan", "costs", "extend", "sweep", "freeze", "snapshot list",
@@ -133,8 +133,6 @@ MISTAKES = [
     (["exec", "x", "--machine", "third", "--", "true"], "no environment 'x'"),
     (["exec", "x", "--user", "mallory", "--", "true"], "'mallory' is not one of"),
     (["exec", "x", "--machine", "aux", "--user", "agent", "--", "true"], "no environment 'x'"),
-    (["forward", "x", "80"], "no environment 'x'"),
-    (["forward", "x", "0"], "must be PORT or PORT:LOCAL"),
     (["ssh", ""], "no environment ''"),
     (["cp", "a", "b"], "Exactly one of the two paths"),
     (["cp", "x:a", "y:b"], "Exactly one of the two paths"),

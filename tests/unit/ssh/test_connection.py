@@ -180,7 +180,7 @@ def test_output_during_a_close_breaks_no_connection(
     with pytest.raises(Stop):
         connection.run(["true"], on_stdout=refuse)
     assert has_arrived.is_set()
-    connection.require_active()
+    assert connection.active
 
 
 def test_the_checks_exception_is_no_lost_connection(login: Login) -> None:

@@ -243,7 +243,6 @@ def test_long_logs_are_shown_by_their_ends(
         (["exec", "cuda", "--machine", "aux", "--user", "admin", "--", "true"], "The aux machine has no user admin"),
         (["exec", "cuda", "--machine", "aux", "--user", "ubuntu", "--", "true"], "cuda is not up"),
         (["ssh", "echo"], "is not up"),
-        (["forward", "echo", "80"], "is not up"),
         (["cp", "echo:/etc/hostname", "."], "is not up"),
         (["agent", "echo", str(FAMILY), "true"], "is not up"),
         (["agent", "echo", "/nonexistent/agent", "true"], "does not exist"),
