@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
 from typing import Annotated
 
 import typer
 from typer import _completion_shared as shared  # Typer has no other way to change a script
-
-# Typer carries its own click, and exports only some of its exceptions.
-from typer._click.exceptions import ClickException, NoArgsIsHelpError, NoSuchOption
 
 from provisioner.cli.lazy_commands import lazy_app
 from provisioner.cli.output import unwritable
@@ -103,11 +101,12 @@ app = lazy_app(
 )
 
 
-def _hint(wrong: ClickException, context: typer.Context) -> str:
+def _hint(message: str, context: typer.Context) -> str:
     """Says what to do about arguments that no command takes."""
-    if isinstance(wrong, NoSuchOption) and wrong.option_name in ("--json", "--debug") and not context.parent:
-        return f"{wrong.option_name} comes after the command, as in `{PROGRAM} list {wrong.option_name}`."
-    if isinstance(wrong, NoSuchOption) and context.info_name == "exec" and "--" not in sys.argv:
+    unknown = re.match("No such option: (--?[a-z]+)", message)
+    if unknown and unknown[1] in ("--json", "--debug") and not context.parent:
+        return f"{unknown[1]} comes after the command, as in `{PROGRAM} list {unknown[1]}`."
+    if unknown and context.info_name == "exec" and "--" not in sys.argv:
         return f"Write -- before what is to run: `{context.command_path} ENV -- ls -l`."
     return f"`{context.command_path} --help` shows what it takes."
 
@@ -120,13 +119,13 @@ def main() -> int:
     _correct_zsh_completion()
     try:
         code = app(prog_name=PROGRAM, standalone_mode=False)
-    except NoArgsIsHelpError as help_wanted:
-        help_wanted.show()
-        return help_wanted.exit_code
-    except ClickException as wrong:
-        # Arguments that no command takes look like every other error, under --json too.
+    except typer.TyperException as wrong:
         context = getattr(wrong, "ctx", None)
-        hint = _hint(wrong, context) if context else None
+        if context and wrong.message == context.get_help():  # a group without a command
+            print(wrong.message, file=sys.stderr)
+            return wrong.exit_code
+        # Arguments that no command takes look like every other error, under --json too.
+        hint = _hint(wrong.format_message(), context) if context else None
         before_dashes = itertools.takewhile(lambda argument: argument != "--", sys.argv[1:])
         message = wrong.format_message().replace("Value error, ", "", 1)  # pydantic's, which Typer passes on
         _render_error(UsageError(message, hint=hint), as_json="--json" in before_dashes)

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any, cast
 
 import typer
-from typer._click import Command, Context  # Typer carries its own click, and does not export these
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
@@ -47,11 +46,11 @@ class _LazyCommand(TyperCommand):
         super().__init__(name, help=line, rich_markup_mode=None)
 
     @cached_property
-    def _real(self) -> Command:
+    def _real(self) -> TyperCommand:
         app = typer.Typer(rich_markup_mode=None, callback=lambda: None)
         with extras_named():
             importlib.import_module(self._module).register(app)
-        real = get_group(app).commands[str(self.name)]
+        real = cast(TyperCommand, get_group(app).commands[str(self.name)])
         real.help = self.help
         return real
 
@@ -65,10 +64,10 @@ class _LazyCommand(TyperCommand):
         """Ignores the empty list that the constructor assigns."""
 
     @property
-    def commands(self) -> Mapping[str, Command]:
+    def commands(self) -> Mapping[str, Any]:
         """Returns the commands of a group. On a command, raises AttributeError, as Typer does."""
-        return cast(TyperGroup, self._real).commands
+        return cast(Mapping[str, Any], cast(Any, self._real).commands)
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: Any) -> Any:
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parses the arguments with the real command, whose context then runs that command."""
         return self._real.make_context(info_name, args, parent, **extra)
