@@ -15,6 +15,7 @@ from provisioner.terraform.requirements import OPENTOFU, TERRAFORM
 
 THROTTLED = "the cloud throttles requests"
 SESSION_ENDED = "the session of the credentials has ended"
+REFUSED = "the cloud refuses it: a right is missing, or the cloud does not show everywhere yet what is new or gone"
 # Temporary errors: (text in Terraform's message, explanation for the operator).
 RETRYABLE = (
     ("requestlimitexceeded", THROTTLED),
@@ -26,7 +27,7 @@ RETRYABLE = (
     # The provider reads what it has created, and does not wait for all kinds (terraform-provider-aws, issue 44835).
     ("couldn't find resource", "the cloud does not show a new resource everywhere yet"),
     # Rights that depend on a tag are refused where EC2 does not show the new resource yet, as in InvalidGroup.NotFound.
-    ("unauthorizedoperation", "the cloud refuses it, as it may while it does not show everywhere what is new or gone"),
+    ("unauthorizedoperation", REFUSED),
     ("dependencyviolation", "a resource that is still being removed depends on one to be destroyed"),
     # The provider repeats a request that got no answer. The next attempt creates the whole ACL again.
     ("networkaclentryalreadyexists", "a reply from the cloud was lost"),
@@ -40,6 +41,8 @@ VERSION_CHARACTERS = 50
 STATE_LOCKED = "error acquiring the state lock"
 # Terraform's words for a provider that is in the state alone: of init, and of the other commands after it.
 FOREIGN_PROVIDER = ("provider dependency changes detected", "unavailable provider")
+# What the provider's AWS client was doing, as in `operation error EC2: RunInstances, https response error …`.
+_OPERATION = re.compile(r"operation error ([A-Za-z0-9]{1,40}): ([A-Za-z]{1,60}), ")
 _ENVIRONMENT = re.compile(r'module\.environment\["([^"]+)"\]')
 
 Tell = Callable[[str], None]
@@ -89,8 +92,11 @@ class Transcript:
     def passing(self) -> str | None:
         """The explanation of a temporary error, or None if another attempt is pointless."""
         said = [f"{error.get('summary', '')} {error.get('detail', '')}" for error in self._errors] or list(self._last)
-        text = "\n".join(said).lower()
-        return next((reason for pattern, reason in RETRYABLE if pattern in text), None)
+        text = "\n".join(said)
+        reason = next((reason for pattern, reason in RETRYABLE if pattern in text.lower()), None)
+        if reason == REFUSED and (refused := _OPERATION.search(text)):
+            return reason.replace("it", f"{refused[1].lower()}:{refused[2]}", 1)
+        return reason
 
     @property
     def _environments(self) -> frozenset[str]:

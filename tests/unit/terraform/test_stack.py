@@ -94,6 +94,15 @@ def test_an_error_that_passes_by_itself_is_tried_three_times(program: Program, t
     assert len(told) == 2
 
 
+def test_a_right_that_may_be_missing_is_named_at_the_first_refusal(program: Program, tmp_path: Path) -> None:
+    said = "creating EC2 Instance: operation error EC2: RunInstances, https response error StatusCode: 403, "
+    stack = program(say(tmp_path, error_line("Failed", f"{said}api error UnauthorizedOperation: No.")) + "; exit 1")
+    told: list[str] = []
+    with pytest.raises(TerraformError):
+        stack.apply(told.append)
+    assert "the cloud refuses ec2:RunInstances: a right is missing, or " in told[0]
+
+
 def test_an_apply_whose_state_was_not_written_is_not_repeated(program: Program, tmp_path: Path) -> None:
     said = say(tmp_path, error_line("Failed to save state", "api error ExpiredToken"))
     stack = program(f"touch errored.tfstate; {said}; exit 1")
