@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,12 @@ from provisioner.images import build
 from provisioner.inspect import family_samples
 from provisioner.inspect.failures import PreparationError
 from provisioner.inspect.family_samples import FamilySamples
+from provisioner.inspect.origin import Origin
+from provisioner.inspect.sample import SampleMachines
 from provisioner.session import Session
 from provisioner.signals import SIGNALS
+from tests.unit.conftest import CommandLine
+from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.inspect.conftest import Configured
 
 
@@ -93,3 +98,24 @@ def test_unknown_tasks_are_told_before_the_image_is_built(
     monkeypatch.setattr(build, "family_image", lambda *_: pytest.fail("an image was built"))
     with pytest.raises(PreparationError, match=r"fam has no task other, mainn\. It has main"):
         FamilySamples(Path(configured().family), "", "local", "", ["main", "other", "mainn"])
+
+
+def test_costs_show_a_familys_image_by_family_and_apart_from_the_eval(
+    cloud: FakeCloud, configured: Configured, provisioner: CommandLine
+) -> None:
+    cloud.usd = Decimal(1)
+    given = configured()
+    name = Path(given.family).name
+    FamilySamples(Path(given.family), "", "local", "")
+    sample = SampleMachines(given, Origin("task", "of-eval", "1"))
+    sample.bring_up()
+    sample.destroy()
+    by_batch = provisioner("costs", "--by", "batch", "--json").json["totals"]
+    assert [(each["group"], each["launches"]) for each in by_batch] == [("inspect-images", 1), ("inspect-of-eval", 1)]
+    assert all(each["actual_usd"] > 0 for each in by_batch)
+    said = provisioner("costs", "--by", "family", "--json").json
+    assert {each["group"]: each["launches"] for each in said["totals"]}[name] == 2
+    kinds = [(each["kind"], each["task"]) for each in said["entries"] if each["family"] == name]
+    assert kinds == [("builder", None), ("task", "main")]
+    # The builder and the samples share the process's budget.
+    assert len({each["command"] for each in said["entries"]}) == 1
