@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provisioner.clouds.findings import Capture, Scarcity, TerminationReason
+from provisioner.clouds.findings import Capture, OthersImage, Scarcity, TerminationReason
 from provisioner.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -142,6 +142,10 @@ class Images:
 
     def discard(self, image: Path) -> None:
         """Removes what an image consists of outside its directory. By default nothing. Safe to repeat."""
+
+    def images_of_others(self, regions: Sequence[str]) -> list[OthersImage]:
+        """Lists images that other homes have made and this one does not use. By default there are none."""
+        return []
 
 
 class Placement:

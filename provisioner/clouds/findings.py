@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from provisioner.models import Role
+from provisioner.models import Record, Role
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,27 @@ class EnvironmentResources:
     created_at: datetime | None = None
     expires_at: datetime | None = None
     leased_until: datetime | None = None
+
+
+class OthersImage(Record):
+    """An image in the cloud that another provisioner home has made, which may be in use or lost.
+
+    Args:
+        home: the identity of that home; empty where it is not known.
+        owner: the user that created it.
+        gib: the size of its disk; what is stored of it may be less.
+        used_at: when a machine last started from it; None where the cloud does not say.
+        removal: the shell commands that delete it.
+    """
+
+    name: str
+    region: str
+    home: str
+    owner: str
+    gib: int
+    created_at: datetime
+    used_at: datetime | None
+    removal: tuple[str, ...]
 
 
 @dataclass(frozen=True)

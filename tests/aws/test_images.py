@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import get_args
 
 import pytest
 from moto.ec2.models import ec2_backends
 
+from provisioner.clock import now
 from provisioner.clouds.aws import images
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.sizing import CUDA_DISK_GIB, MINIMUM_DISK_GIB
@@ -16,11 +18,13 @@ from provisioner.machines.create import create_machines
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import BaseImage, PrimaryDistribution
 from provisioner.session import Session
+from provisioner.store.images import Image
 from tests.aws.account import AMI, REGION, Account, MakeEnvironment
 from tests.aws.ec2.server import DEBIAN_OWNER
 from tests.aws.proxy import Fault, FaultyApi
 from tests.aws.rights.requests import ACCOUNT
 from tests.aws.root_volumes import add_vendor_image
+from tests.command_line import provisioner
 
 CUDA_AMI = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 20.04) 20250101"
 CUDA_ROOT_GIB = 75
@@ -93,6 +97,40 @@ def test_an_image_of_another_account_is_not_discarded(account: Account) -> None:
     made = images.Ami(id=AMI, region=REGION, ours=True, account="210987654321")
     with pytest.raises(HostError, match="The image elsewhere is in the AWS account 210987654321"):
         discard(account.session(), made, "elsewhere")
+
+
+def test_a_sweep_lists_images_of_other_homes_and_how_to_delete_them(account: Account, builder: str) -> None:
+    session, opened = account.session(), Api(None, REGION)
+    tags = {**TAGS, "provisioner:home": session.home.identity}
+    own = images.create(opened, REGION, builder, "family-own", tags)
+    theirs = images.create(opened, REGION, builder, "family-lost", {**TAGS, "provisioner:home": "0123"})
+    used_here = images.create(opened, REGION, builder, "family-used-here", {**TAGS, "provisioner:home": "4567"})
+    with session.images.building("family-used-here", session.progress) as directory:
+        assert directory
+        assert session.cloud.find_image("family-used-here", directory)
+        image = Image(name="family-used-here", kind="family", created_at=now(), cloud="aws")
+        session.images.finish(image, directory)
+    sweep = ["sweep", "--cloud", "aws", "--region", REGION]
+    said = json.loads(provisioner(session.home, *sweep, "--json").stdout)
+    assert said["found"] == []
+    [listed] = said["images_of_others"]
+    assert (listed["name"], listed["home"], listed["owner"]) == ("family-lost", "0123", "me")
+    assert listed["gib"] > 0
+    text = provisioner(session.home, *sweep).stdout
+    assert text.startswith("Nothing to remove.\n\nOf other homes")
+    assert "family-own" not in text
+    assert all(command in text for command in listed["removal"])
+    # It has removed none of them. What it prints does, with its snapshot.
+    discard(session, own, "family-own")
+    session.cloud.discard(session.images.path("family-used-here"))
+    assert used_here.id not in text
+    assert [each["ImageId"] for each in account.client().describe_images(Owners=["self"])["Images"]] == [theirs.id]
+    [deregister, delete] = [command.split() for command in listed["removal"]]
+    assert deregister[:3] == ["aws", "ec2", "deregister-image"]
+    account.client(region=deregister[4]).deregister_image(ImageId=deregister[-1])
+    assert delete[:3] == ["aws", "ec2", "delete-snapshot"]
+    account.client(region=delete[4]).delete_snapshot(SnapshotId=delete[-1])
+    assert snapshots(account) == []
 
 
 def test_a_failed_image_keeps_its_name_for_the_next(api: FaultyApi, account: Account, builder: str) -> None:

@@ -6,10 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from provisioner.best_effort import best_effort
 from provisioner.cli.command import command
 from provisioner.cli.options import EnvironmentArgument
 from provisioner.cli.output import Result, table
 from provisioner.cli.sessions import environment_session, session, session_of, shared_database
+from provisioner.clouds.findings import OthersImage
 from provisioner.clouds.registry import CLOUDS, Where, clouds_with_places
 from provisioner.environment import sweep
 from provisioner.environment.extend import extend as extend_environment
@@ -72,9 +74,38 @@ def run_sweep(
             hint="`provisioner sweep` tries again.",
             details="\n".join(f"{orphan.environment}: {orphan.problem}" for orphan in stuck),
         )
-    data: dict[str, Any] = {"dry_run": dry_run, "found": [orphan.model_dump(mode="json") for orphan in orphans]}
+    images: list[OthersImage] = []
+    with best_effort(opened.progress, "Looking for images of other homes"):
+        images = opened.cloud.images_of_others(regions or ())
+    data: dict[str, Any] = {
+        "dry_run": dry_run,
+        "found": [orphan.model_dump(mode="json") for orphan in orphans],
+        "images_of_others": [image.model_dump(mode="json") for image in images],
+    }
+    return Result(data, f"{_swept_text(orphans, dry_run=dry_run)}{_images_text(images)}")
+
+
+def _swept_text(orphans: list[sweep.Orphan], *, dry_run: bool) -> str:
     rows = [[orphan.environment, orphan.region or "-", f"{len(orphan.resources)}", orphan.reason] for orphan in orphans]
     if not rows:
-        return Result(data, "Nothing to remove.")
+        return "Nothing to remove."
     head = "Would be removed:" if dry_run else "Removed:"
-    return Result(data, f"{head}\n{table(['ENVIRONMENT', 'REGION', 'RESOURCES', 'REASON'], rows)}")
+    return f"{head}\n{table(['ENVIRONMENT', 'REGION', 'RESOURCES', 'REASON'], rows)}"
+
+
+def _images_text(images: list[OthersImage]) -> str:
+    if not images:
+        return ""
+    rows = [
+        [
+            *(image.name, image.home or "-", image.owner or "-", image.region, str(image.gib)),
+            *(f"{moment:%Y-%m-%d}" if moment else "-" for moment in (image.created_at, image.used_at)),
+        ]
+        for image in images
+    ]
+    listed = table(["IMAGE", "HOME", "OWNER", "REGION", "GIB", "CREATED", "LAST USED"], rows)
+    commands = "\n".join(command for image in images for command in image.removal)
+    return (
+        f"\n\nOf other homes, and left alone:\n{listed}\n\n"
+        f"If such a home is lost, these delete its images, in this order:\n{commands}"
+    )

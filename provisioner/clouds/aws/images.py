@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from botocore.exceptions import ClientError
 from provisioner import strict_json
 from provisioner.clock import now
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.api import Api, asking, code_of, tagged, tags_of
+from provisioner.clouds.aws.api import Api, asking, code_of, tag, tagged, tags_of
+from provisioner.clouds.aws.tags import HOME_TAG, OWNER_TAG
 from provisioner.clouds.defaults import Images
+from provisioner.clouds.findings import OthersImage
 from provisioner.errors import ImageBuildError, InfrastructureError
 from provisioner.models import Architecture, BaseImage, Distribution, Environment, Record
 from provisioner.progress import Progress
@@ -131,6 +134,32 @@ def find(api: Api, region: str, name: str) -> Ami | None:
         if image["State"] in FAILED:
             remove(api, Ami(id=image["ImageId"], region=region, ours=True), name)
     return None
+
+
+def made_by_homes(api: Api, region: str) -> list[OthersImage]:
+    """Lists the AMIs in a region that provisioner homes have made, this one or others."""
+    filters = [{"Name": "tag-key", "Values": [IMAGE_TAG]}]
+    with asking(f"Looking for images in {region}"):
+        images = api.client("ec2", region).describe_images(Owners=["self"], Filters=filters)["Images"]
+    return [_described(image, region) for image in images]
+
+
+def _described(image: dict[str, Any], region: str) -> OthersImage:
+    disks = [device["Ebs"] for device in image.get("BlockDeviceMappings", []) if "Ebs" in device]
+    snapshots = [disk["SnapshotId"] for disk in disks if disk.get("SnapshotId")]
+    return OthersImage(
+        name=tag(image, IMAGE_TAG),
+        region=region,
+        home=tag(image, HOME_TAG),
+        owner=tag(image, OWNER_TAG),
+        gib=sum(disk.get("VolumeSize", 0) for disk in disks),
+        created_at=image["CreationDate"],
+        used_at=image.get("LastLaunchedTime"),
+        removal=(
+            f"aws ec2 deregister-image --region {region} --image-id {image['ImageId']}",
+            *(f"aws ec2 delete-snapshot --region {region} --snapshot-id {snapshot}" for snapshot in snapshots),
+        ),
+    )
 
 
 def create(api: Api, region: str, instance_id: str, name: str, tags: dict[str, str]) -> Ami:
@@ -287,3 +316,9 @@ class AwsImages(Images):
         if ami.ours:
             self.account.require_own(f"The image {image.name}", ami.account)
             remove(self.account.api, ami, image.name)
+
+    def images_of_others(self, regions: Sequence[str]) -> list[OthersImage]:
+        """Lists the AMIs of other homes, region by region."""
+        own = self.account.home.identity
+        found = [image for region in regions for image in made_by_homes(self.account.api, region)]
+        return [image for image in found if image.home != own and not self.store.finished(image.name)]
