@@ -109,16 +109,17 @@ def _measure(data: bytes, maximum_values: int) -> None:
     """Checks depth, number of values and surrogates, without building the values."""
     # With more strings than this, it is refused whatever it holds besides.
     structure, strings = _STRING.subn(b"", data, maximum_values + 2)
+    depth = 0
+    # JSON with more brackets than this has too many values.
+    for bracket in structure.translate(None, _NO_BRACKETS)[: 2 * maximum_values]:
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MAXIMUM_DEPTH:
+            raise NotStrictJsonError(f"it is nested more than {MAXIMUM_DEPTH} deep")
     values = sum(map(structure.count, (b"[", b"{", b",", b":")))
     if values > maximum_values:
         raise NotStrictJsonError(f"it has more than {maximum_values} values")
     if strings > values + 1:  # nothing stands between two strings
         raise NotStrictJsonError("it is not JSON")
-    depth = 0
-    for bracket in structure.translate(None, _NO_BRACKETS):
-        depth += 1 if bracket in b"[{" else -1
-        if depth > MAXIMUM_DEPTH:
-            raise NotStrictJsonError(f"it is nested more than {MAXIMUM_DEPTH} deep")
     if _SURROGATE.search(data):
         for string in _STRING.finditer(data):
             if _SURROGATE.search(data, *string.span()):
