@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from provisioner.clouds.cloud import Cloud
 from provisioner.costs.budgets import Spending
@@ -22,12 +23,14 @@ from provisioner.recording.calls import CallLog
 from provisioner.recording.casts import Cast
 from provisioner.redaction import Redactor
 from provisioner.signals import no_check, no_shield
-from provisioner.ssh.connection import Connection
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
 from provisioner.store.leases import Leases
 from provisioner.ttl import BUILDER_TTL, DEFAULT_TTL
+
+if TYPE_CHECKING:
+    from provisioner.ssh.connection import Connection  # paramiko takes its time, and short commands do without
 
 
 @dataclass(frozen=True)

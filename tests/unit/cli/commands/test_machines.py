@@ -96,10 +96,3 @@ def test_output_waits_for_a_slow_reader() -> None:
     assert got == data
     os.close(reader)
     os.close(writer)
-
-
-@pytest.mark.parametrize("option", ["-t", "--terminal"])
-def test_exec_makes_a_terminal_only_for_a_terminal(provisioner: CommandLine, option: str) -> None:
-    done = provisioner("exec", "env", option, "--", "true")
-    assert (done.code, done.stdout) == (2, "")
-    assert "-t needs a terminal as stdin and stdout" in done.stderr

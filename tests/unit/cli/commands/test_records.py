@@ -307,7 +307,7 @@ def test_image_list_and_prune_say_what_is_there(
     family_image: str,
 ) -> None:
     images = provisioner("image", "list", "--json").json["images"]
-    record = {"name", "kind", "created_at", "cloud", "base", "family", "needs", "packages", "layers", "setup_key"}
+    record = {"name", "kind", "created_at", "cloud", "base", "family", "needs", "packages", "layers"}
     record |= {"step_seconds", "install_seconds"}
     assert images[0].keys() == record | {"bytes", "in_use"}
     assert [image["in_use"] for image in images] == [False] * 3
