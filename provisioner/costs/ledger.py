@@ -22,7 +22,6 @@ from provisioner.models import Record
 # A reservation takes a millisecond, but on a busy host its writer may have to wait.
 BUSY_SECONDS = 60.0
 SCHEMA_VERSION = 2
-"""What version 2 of the table changed."""
 COLUMNS = """
     environment TEXT PRIMARY KEY,
     kind TEXT NOT NULL,

@@ -179,8 +179,8 @@ def proven(session: Session, environment: Environment, phases: Phases) -> Iterat
         # Saved only after the proof: a record that has probes means that start() may have begun.
         yield session.environments.update(environment, probes=results), connections["primary"]
         if session.keep:
-            stack.pop_all()
             session.keep(connections)
+            stack.pop_all()
 
 
 def destroy(session: Session, environment: Environment, prior: Phases | None = None) -> tuple[Phase, ...]:

@@ -27,8 +27,11 @@ for _ in range(100000):
     if ";oom-kill:" in line:
         kills.append(line[:1000])
 for path in glob.glob("/var/lib/docker/containers/*/config.v2.json")[:200]:
-    with open(path) as config:
-        restarts[path.split("/")[5]] = json.load(config)["RestartCount"]
+    try:
+        with open(path) as config:
+            restarts[path.split("/")[5]] = json.load(config)["RestartCount"]
+    except (OSError, ValueError, KeyError):  # it was removed meanwhile, or is being written
+        continue
 with open("/proc/pressure/memory") as pressure:
     print(json.dumps([kills[-5:], pressure.read(1000), restarts]))
 """
@@ -65,17 +68,18 @@ class Watch:
         self.restarts: dict[str, int] = {}
         self._told: set[tuple[Role, str]] = set()
 
-    def look(self, role: Role, connection: Calls, memory_gib: float) -> list[str]:
+    def look(self, role: Role, connection: Calls, memory_gib: float, timeout_seconds: float = SECONDS) -> list[str]:
         """Returns what is new of a machine's want of memory, a sentence each.
 
         Args:
             memory_gib: what the machine has.
+            timeout_seconds: how long the machine may take to say it.
 
         Raises:
             ProvisionerError: the machine does not say it in time.
             ValueError: what it says is no JSON.
         """
-        done = connection.run(["memory"], program=PROGRAM, timeout_seconds=SECONDS, limit_bytes=32 << 10)
+        done = connection.run(["memory"], program=PROGRAM, timeout_seconds=timeout_seconds, limit_bytes=32 << 10)
         new = []
         match strict_json.parse(done.stdout, maximum_values=1000):
             case [list(kills), str(pressure), dict(restarts)]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ from provisioner.inspect.engine import engine_family, project_of
 from provisioner.inspect.family_copies import family_of_machine
 from provisioner.inspect.listener import Listener
 from provisioner.inspect.losses import LossError, NotUpError
-from provisioner.inspect.memory import Watch, on_console
+from provisioner.inspect.memory import SECONDS, Watch, on_console
 from provisioner.inspect.origin import Origin, time_to_live
 from provisioner.inspect.plain_family import TASK
 from provisioner.machines.connect import connect
@@ -54,6 +55,8 @@ LABEL_CHARACTERS = 200
 CHECKED: set[tuple[Path, str]] = set()
 # Of a record, with those of its family.
 MOST_WARNINGS = 50
+# So long a sample's end looks once more at its machines, before they are destroyed.
+LAST_LOOK_SECONDS = 10.0
 
 Result = TypeVar("Result")
 
@@ -358,10 +361,10 @@ class SampleMachines:
                 loss = self._losses.setdefault(role, found)
             raise _repeated(loss) from error
 
-    def look_for_shortage(self, role: Role, connection: Connection) -> list[str]:
+    def look_for_shortage(self, role: Role, connection: Connection, timeout_seconds: float = SECONDS) -> list[str]:
         """Returns what is new of a machine's want of memory, as far as it says so, and records it as warnings."""
         with contextlib.suppress(ProvisionerError, ValueError):
-            new = self.memory.look(role, connection, self.environment.machines[role].size.memory_gib)
+            new = self.memory.look(role, connection, self.environment.machines[role].size.memory_gib, timeout_seconds)
             if new and len(warned := self.environment.setup.warnings) < MOST_WARNINGS:
                 setup = self.environment.setup.model_copy(update={"warnings": (*warned, *new)})
                 self._environment = self.session.environments.update(self.environment, setup=setup)
@@ -369,10 +372,13 @@ class SampleMachines:
         return []
 
     def look_last(self) -> None:
-        """Looks for what the end is to tell, in the machines that answer."""
+        """Looks for what the end is to tell, in the machines that answer. No failure of it stops the destruction."""
+        end = time.monotonic() + LAST_LOOK_SECONDS
         for role, connection in list(self._connections.items()):
-            if connection.active and role not in self._losses:
-                self.look_for_shortage(role, connection)
+            left = end - time.monotonic()
+            if left > 0 and connection.active and role not in self._losses:
+                with contextlib.suppress(Exception):
+                    self.look_for_shortage(role, connection, left)
 
     def _loss(self, error: ProvisionerError, role: Role) -> LossError:
         """Returns what the loss of a machine means for the sample, by what the cloud says."""

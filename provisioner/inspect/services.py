@@ -26,6 +26,7 @@ from inspect_ai.util import (
 from provisioner import strict_json
 from provisioner.errors import MachineLostError
 from provisioner.inspect.blocking import launch
+from provisioner.inspect.compose import PROJECT
 from provisioner.inspect.compose_project import DIRECTORY, Project
 from provisioner.inspect.losses import NotUpError
 from provisioner.inspect.results import file_errors
@@ -40,20 +41,27 @@ from provisioner.validation import shown
 # Health checks bound it by themselves: a service that stays unhealthy ends the wait.
 START_SECONDS = 1800
 _COMPOSE = ("docker", "compose", "--ansi", "never", "--progress", "plain", "--file", f"{DIRECTORY}/compose.json")
-# Runs in the machine, and prints a line of JSON for each container: of the ids that are given, else of all there are.
+# Runs in the machine, and prints a line of JSON for each container: of the ids that are given after the project's name,
+# else of all that Compose has made for the project. A service may have started others, and ended them meanwhile.
 # Asks the engine itself, in HTTP/1.0: Docker's own commands take seconds to start without KVM.
 _PROGRAM = """
-import json, socket, sys
-def ask(path):
+import json, socket, sys, urllib.parse
+labels = [f"com.docker.compose.project={sys.argv[1]}", "com.docker.compose.oneoff=False"]
+of_project = "/containers/json?all=1&filters=" + urllib.parse.quote(json.dumps({"label": labels}))
+def ask(path, default=None):
     with socket.socket(socket.AF_UNIX) as engine:
         engine.connect("/run/docker.sock")
         engine.sendall(f"GET {path} HTTP/1.0\\r\\n\\r\\n".encode())
         head, _, body = b"".join(iter(lambda: engine.recv(1 << 16), b"")).partition(b"\\r\\n\\r\\n")
+    if head.split()[1] == b"404" and default is not None:
+        return default
     if head.split()[1] != b"200":
         sys.exit(body.decode(errors="replace"))
     return json.loads(body)
-for identity in sys.argv[1:] or [each["Id"] for each in ask("/containers/json?all=1")]:
-    container = ask(f"/containers/{identity}/json")
+for identity in sys.argv[2:] or [each["Id"] for each in ask(of_project)]:
+    container = ask(f"/containers/{identity}/json", None if sys.argv[2:] else {})
+    if not container:
+        continue
     state, config, labels = container["State"], container["Config"], container["Config"]["Labels"] or {}
     print(json.dumps({
         "id": container["Id"], "service": labels.get("com.docker.compose.service", ""), "user": config["User"],
@@ -203,7 +211,7 @@ def _inspected(connection: Connection, *identities: str) -> list[dict[str, Any]]
     Raises:
         ServicesError: it says nothing that can be said of a container.
     """
-    done = connection.run(["engine", *identities], program=_PROGRAM)
+    done = connection.run(["engine", PROJECT, *identities], program=_PROGRAM)
     lines = done.stdout.splitlines()
     if done.exit_code or len(lines) != (len(identities) or len(lines)):
         raise ServicesError("The engine in the machine does not describe its containers.", details=_end(done))
@@ -378,7 +386,7 @@ class ServiceSandbox(ProvisionerSandbox):
         identity = self.machines.environment.id
         who = ["--user", user] if user else []
         shell = ["docker", "exec", "--interactive", "--tty", *who, self.container.identity, "/bin/sh"]
-        command = f"provisioner exec {identity} --user root --terminal -- {shlex.join(shell)}"
+        command = f"provisioner ssh {identity} --user root -- -t {shlex.quote(shlex.join(shell))}"
         return SandboxConnection.model_validate(
             {
                 "type": machine.type,

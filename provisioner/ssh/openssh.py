@@ -34,6 +34,11 @@ def ssh_command(login: Login, known_hosts: Path, *more: str) -> list[str]:
         f"HostKeyAlias={alias}",
         f'UserKnownHostsFile="{hosts}"',
         "StrictHostKeyChecking=yes",
+        # No other source of host keys, and no agent, whatever arguments follow.
+        "GlobalKnownHostsFile=/dev/null",
+        "KnownHostsCommand=none",
+        "VerifyHostKeyDNS=no",
+        "IdentityAgent=none",
         "IdentitiesOnly=yes",
         "LogLevel=ERROR",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import threading
@@ -120,6 +121,20 @@ async def test_the_log_carries_the_proof_and_the_hash(
     assert archived.gone_at is not None
     assert (ending["recording"], ending["gone_at"]) == (archived.recording, archived.gone_at.isoformat())
     assert len(ending["recording"]) == 64
+
+
+async def test_a_last_look_that_fails_keeps_no_machine_from_being_destroyed(
+    cloud: FakeCloud, session: Session, configured: Configured, transcript: Transcript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sandboxes = await _init(Configuration())
+    monkeypatch.setattr(Watch, "look", fail)
+    await _clean_up(sandboxes)
+    _, ending = _infos(transcript)
+    assert ending["gone_at"]
+    assert session.environments.all() == []
 
 
 async def test_the_log_and_the_record_say_what_ended_for_want_of_memory(

@@ -6,10 +6,12 @@ import contextlib
 import errno
 import json
 import re
+import shlex
 import socketserver
 import subprocess
 import sys
 import threading
+import urllib.parse
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -170,7 +172,12 @@ class _Api(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        answer: object = [{"Id": ID}] if self.path == "/containers/json?all=1" else {"message": "No such container"}
+        url = urllib.parse.urlsplit(self.path)
+        answer: object = {"message": "No such container"}
+        if url.path == "/containers/json":
+            [filters] = urllib.parse.parse_qs(url.query)["filters"]
+            assert "com.docker.compose.project=sandbox" in json.loads(filters)["label"]
+            answer = [{"Id": "e" * 64}, {"Id": ID}]  # the first has gone since
         if self.path == f"/containers/{ID}/json":
             answer = {
                 "Id": ID,
@@ -189,7 +196,9 @@ def test_the_program_in_the_machine_asks_the_engines_socket(tmp_path: Path, iden
     with socketserver.ThreadingUnixStreamServer(str(tmp_path / "socket"), _Api) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         program = services._PROGRAM.replace("/run/docker.sock", str(tmp_path / "socket"))
-        done = subprocess.run([sys.executable, "-c", program, *identities], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", program, "sandbox", *identities], capture_output=True, text=True, check=False
+        )
         server.shutdown()
     if identities == ("f" * 64,):
         assert (done.returncode, done.stdout) == (1, "")
@@ -411,7 +420,8 @@ async def test_files_are_the_containers_and_relative_to_its_directory() -> None:
 async def test_a_person_gets_a_shell_in_the_container() -> None:
     connection = await _sandbox(_Machine()).connection(user="app")
     shell = f"docker exec --interactive --tty --user app {ID} /bin/sh"
-    assert connection.command == f"provisioner exec eval-1 --user root --terminal -- {shell}"
+    assert shlex.split(connection.command)[-1] == shell
+    assert connection.command.startswith("provisioner ssh eval-1 --user root -- -t ")
     assert connection.container == ID
 
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import paramiko
 import pytest
@@ -95,10 +96,16 @@ def test_a_port_that_is_taken_here_ends_it(ssh: Ssh) -> None:
         assert process.wait(BOUND_SECONDS) == 255
 
 
-def test_no_argument_unpins_the_host_key(ssh: Ssh, sshd: Sshd) -> None:
+def test_no_argument_unpins_the_host_key(ssh: Ssh, sshd: Sshd, tmp_path: Path) -> None:
     sshd.shown_key_pair = ed25519_key_pair()
+    (tmp_path / "hosts").write_text(f"* {sshd.shown_key_pair.public}\n")
     before = sshd.logins
-    for options in (["-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null"], ["-oHostKeyAlias=other"]):
+    for options in (
+        ["-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null"],
+        ["-oHostKeyAlias=other"],
+        [f"-oGlobalKnownHostsFile={tmp_path}/hosts"],
+        [f"-oKnownHostsCommand=/bin/cat {tmp_path}/hosts"],
+    ):
         with ssh(*options, "true") as process:
             assert process.wait(BOUND_SECONDS) == 255
     assert sshd.logins == before
