@@ -76,6 +76,8 @@ _SOCKETS = ("/var/run/docker.sock", "/run/docker.sock")
 # Of the local cloud's machines: the card of their controller, and that of the internet.
 _CONTROL, _INTERNET = ipaddress.ip_network("10.0.2.0/24"), ipaddress.ip_network("10.0.3.0/24")
 
+# The cgroup of all containers, unless the file names another.
+SLICE = "containers.slice"
 # For Debian, its engine and Compose; and for a service whose file says no limit.
 _BASE_MEMORY_GIB = 1.0
 # Java takes a quarter of the machine for its heap, and nearly as much beside it.
@@ -328,6 +330,7 @@ class _Translation:
         # Compose writes null for what the file does not say, and for variables that are not set.
         run = {key: value for key, value in _said(given).items() if key not in gone and not key.startswith("x-")}
         run["image"] = image
+        run.setdefault("cgroup_parent", SLICE)
         if "environment" in run:
             run["environment"] = _said(run["environment"])
         if volumes := run.get("volumes"):

@@ -54,6 +54,8 @@ StartLimitIntervalSec=0
 ExecStart=/bin/sh -c {command}
 Restart=always
 RestartSec=1
+# The kernel ends it before the machine does nothing else any more than wait for memory.
+MemoryMax=90%
 
 [Install]
 WantedBy=multi-user.target

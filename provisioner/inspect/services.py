@@ -27,7 +27,7 @@ from provisioner import strict_json
 from provisioner.errors import MachineLostError
 from provisioner.inspect.blocking import launch
 from provisioner.inspect.compose import PROJECT
-from provisioner.inspect.compose_project import DIRECTORY, Project
+from provisioner.inspect.compose_project import DIRECTORY, SLICE, Project
 from provisioner.inspect.losses import NotUpError
 from provisioner.inspect.results import file_errors
 from provisioner.inspect.sample import SampleMachines
@@ -41,6 +41,11 @@ from provisioner.validation import shown
 # Health checks bound it by themselves: a service that stays unhealthy ends the wait.
 START_SECONDS = 1800
 _COMPOSE = ("docker", "compose", "--ansi", "never", "--progress", "plain", "--file", f"{DIRECTORY}/compose.json")
+# All containers together leave half a GiB of the machine's memory to its own programs, or a quarter of a small machine:
+# the kernel ends the largest process before the machine does nothing else any more than wait for memory.
+_LIMITED = f"""read -r _ kib _ < /proc/meminfo; reserve=$((kib / 4)); [ $reserve -lt 524288 ] || reserve=524288
+systemctl set-property {SLICE} MemoryMax=$((kib - reserve))K && exec "$@"
+"""
 # Runs in the machine, and prints a line of JSON for each container: of the ids that are given after the project's name,
 # else of all that Compose has made for the project. A service may have started others, and ended them meanwhile.
 # Asks the engine itself, in HTTP/1.0: Docker's own commands take seconds to start without KVM.
@@ -145,7 +150,7 @@ def start(project: Project, connection: Connection) -> list[Container]:
     """
     connection.write_file(f"{DIRECTORY}/compose.json", project.run.encode(), mode=0o600)
     up = (*_COMPOSE, "up", "--detach", "--no-build", "--pull", "never", "--wait", "--wait-timeout", str(START_SECONDS))
-    done = connection.run(up, timeout_seconds=START_SECONDS + SMALL_CALL_SECONDS)
+    done = connection.run(["sh", "-c", _LIMITED, "sh", *up], timeout_seconds=START_SECONDS + SMALL_CALL_SECONDS)
     return running(project, connection, _end(done))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from provisioner.inspect.configuration import configuration_of
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.inspect.services import ServiceSandbox
 from provisioner.store.home import Home
+from tests import outside
 from tests.inspect.checks import CHECKS, run_check
 from tests.inspect.images import DEBIAN, DOCKERFILE, registry_of_archives
 from tests.inspect.running import brought_up, ended
@@ -28,6 +30,8 @@ PAIRS = [("asyncio", "web"), ("trio", "agent")]
 if os.environ.get("PROVISIONER_TEST_CHECKS") == "all":
     PAIRS = [(loop, service) for loop in ("asyncio", "trio") for service in ("web", "agent")]
 
+# An emulated machine of a busy host takes its memory slowly.
+FULL_SECONDS = 240.0
 # All in one file: a machine takes a minute to boot where there is no KVM.
 # As files of published evals name their images. The archive is of an older engine, and does not have the digest.
 PINNED = f"{DEBIAN}@sha256:{'a' * 64}"
@@ -75,13 +79,24 @@ services:
     tty: true
     oom_score_adj: 300
     ports: ["127.0.0.1::5900"]
+  hog:
+    image: debian:12
+    x-local: true
+    command: [bash, -c, "until test -e /begin; do sleep 1; done; exec tail /dev/zero"]
+    network_mode: none
   done:
     image: debian:12
     x-local: true
     command: "true"
 networks: {{inner: {{internal: true}}}}
 volumes: {{shared: }}
+x-provisioner: {{internet: full, machines: [{{memory_gb: 2}}]}}
 """
+MEGABYTE = 1_000_000
+DOWNLOAD = (
+    f"exec 3<>/dev/tcp/{outside.THERE}/{outside.PORT}; "
+    f"for _ in 1 2; do echo {MEGABYTE} >&3; head -c {MEGABYTE} <&3 | wc -c; done | xargs"
+)
 
 pytestmark = [
     pytest.mark.vm,
@@ -100,18 +115,20 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 def services(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SandboxEnvironment]]:
     """The services of a sample, as Inspect gets them."""
     directory = tmp_path_factory.mktemp("eval")
-    (directory / "Dockerfile").write_text(DOCKERFILE.replace(DEBIAN, PINNED))
+    downloads = f'SHELL ["/bin/bash", "-c"]\nRUN {DOWNLOAD} > /downloaded\n'
+    (directory / "Dockerfile").write_text(DOCKERFILE.replace(DEBIAN, PINNED) + downloads)
     (directory / "compose.yaml").write_text(COMPOSE)
     (directory / "data").mkdir()
     (directory / "data" / "note").write_text("from the eval's directory")
     configuration = configuration_of(str(directory / "compose.yaml")).model_copy(
         update={"registry": registry_of_archives()}
     )
-    found = brought_up(configuration, {"level": "3"})
-    try:
-        yield found
-    finally:
-        ended(configuration, found)
+    with outside.server_of_zeros():
+        found = brought_up(configuration, {"level": "3"})
+        try:
+            yield found
+        finally:
+            ended(configuration, found)
 
 
 async def _said(sandbox: SandboxEnvironment, command: str, user: str | None = None) -> str:
@@ -123,7 +140,7 @@ async def _said(sandbox: SandboxEnvironment, command: str, user: str | None = No
 async def test_each_running_service_is_a_sandbox(
     services: dict[str, SandboxEnvironment],
 ) -> None:
-    assert list(services) == ["agent", "web", "store", "alone", "odd"]
+    assert list(services) == ["agent", "web", "store", "alone", "odd", "hog"]
 
 
 @pytest.mark.anyio
@@ -169,6 +186,12 @@ async def test_limits_are_the_containers_and_the_machine_has_room(services: dict
     environment = services["agent"].as_type(ProvisionerSandbox).machines.environment
     assert environment.machines["primary"].distribution == "debian-13"
     assert all(probe.reached == probe.expected for probe in environment.probes)
+
+
+@pytest.mark.anyio
+async def test_containers_download_whether_they_are_built_or_run(services: dict[str, SandboxEnvironment]) -> None:
+    assert await _said(services["web"], "cat /downloaded") == f"{MEGABYTE} {MEGABYTE}"
+    assert await _said(services["odd"], DOWNLOAD) == f"{MEGABYTE} {MEGABYTE}"
 
 
 # All that a process may do, and what is of one process alone.
@@ -247,6 +270,8 @@ async def test_a_container_that_was_started_again_is_noted(
     assert await _said(sandbox, "echo on") == "on"
     [note] = notes
     assert "restarts so far: 1" in str(note)
+    sandbox.machines.look_last()
+    assert sandbox.machines.memory.restarts == {"alone": 1}
 
 
 @pytest.mark.anyio
@@ -268,3 +293,24 @@ async def test_a_container_that_ends_is_unavailable_and_others_run(
     with pytest.raises(SandboxUnavailableError, match="The container of the service store does not run: 'exited"):
         await store.exec(["true"])
     assert await _said(services["web"], "echo on") == "on"
+
+
+@pytest.mark.anyio
+async def test_a_service_that_takes_all_memory_is_ended_and_its_sample_told(
+    services: dict[str, SandboxEnvironment],
+) -> None:
+    await services["hog"].write_file("/begin", "")
+
+    async def wait() -> None:
+        begin = time.monotonic()
+        while time.monotonic() - begin < FULL_SECONDS:
+            await services["hog"].exec(["sleep", "1"])
+
+    with pytest.raises(SandboxUnavailableError) as raised:
+        await wait()
+    said = str(raised.value)
+    assert re.search(r"service hog does not run: .* ended tail \(process \d+\) in the service hog", said)
+    assert "the machine's 2 GiB are full; raise `memory_gb` of its machine" in said
+    assert await _said(services["web"], "echo on") == "on"
+    environment = services["hog"].as_type(ProvisionerSandbox).machines.environment
+    assert any("in the service hog" in warning for warning in environment.setup.warnings)

@@ -13,7 +13,7 @@ import pytest
 
 from provisioner.errors import UsageError
 from provisioner.inspect.compose import METADATA, read
-from provisioner.inspect.compose_project import Project, translated
+from provisioner.inspect.compose_project import SLICE, Project, translated
 
 
 def project(directory: Path, text: str, **variables: str) -> Project:
@@ -107,7 +107,7 @@ services:
     assert builds["web"]["image"] == "sandbox-web"
     assert builds["web"]["build"] == {"context": "/opt/sandbox/context0", "dockerfile": "Dockerfile"}
     assert builds["api"]["build"]["args"] == {"KEY": "value", "LEVEL": "1"}
-    assert _run(found) == {"image": "sandbox-web", "networks": {"default": None}}
+    assert _run(found) == {"image": "sandbox-web", "networks": {"default": None}, "cgroup_parent": SLICE}
     assert _run(found, "other")["image"] == "mine:2"
     assert found.images == ()
     assert found.local == frozenset()
