@@ -24,8 +24,10 @@ from tests.provider_mirror import override_provider, use_provider_mirror
 pytest_plugins = ["tests.campaigns", "tests.aws.ec2.fixture"]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Makes Terraform use a provider mirror if its registry cannot be reached, and lets examples take their time."""
+    # pytest 9.1 loses the fixtures of a directory's conftest.py if its files are not named one after the other.
+    config.args.sort()
     settings.register_profile("busy host", deadline=None)
     settings.load_profile("busy host")
     use_provider_mirror()
