@@ -248,7 +248,6 @@ def _options(login: Login, path: Path) -> list[str]:
         f"ConnectTimeout={START_SECONDS:.0f}",
         "BatchMode=yes",
         "PreferredAuthentications=publickey",
-        "IdentityAgent=none",
         f"HostKeyAlgorithms={login.host_key.split()[0]}",
         f"KexAlgorithms={','.join(KEY_EXCHANGES)}",
         f"Ciphers={','.join(CIPHERS)}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +17,7 @@ from provisioner.errors import (
     CapacityError,
     ImageBuildError,
     IsolationError,
+    MachineLostError,
     MissingVariablesError,
     StillThereError,
     SubmissionError,
@@ -26,8 +27,9 @@ from provisioner.errors import (
 from provisioner.family.loader import TaskFamily
 from provisioner.isolation.proof import prove_isolation
 from provisioner.machines import locking
-from provisioner.models import Destination, Environment
+from provisioner.models import Destination, Environment, Role
 from provisioner.session import Phases, Session
+from provisioner.ssh.connection import Connection
 from provisioner.store.environments import new_id
 from provisioner.store.locks import is_locked
 from tests.unit.fakes.cloud import FakeCloud
@@ -282,6 +284,23 @@ def test_machines_that_cannot_be_used_are_destroyed(session: Session, cloud: Fak
     with pytest.raises(Exception, match="did not come up"):
         lifecycle.take_over(session, planned, booting, Phases(session.progress))
     assert session.environments.all() == []
+
+
+def test_connections_that_nothing_takes_over_are_closed(session: Session) -> None:
+    connections: dict[Role, Connection] = {}
+
+    def keep(opened: Mapping[Role, Connection]) -> None:
+        connections.update(opened)
+        raise MachineLostError("The sample has ended.")
+
+    [booting] = created(session, environment())
+    keeping = replace(session, keep=keep)
+    with (
+        pytest.raises(MachineLostError, match="has ended"),
+        lifecycle.proven(keeping, booting, Phases(session.progress)) as (_, primary),
+    ):
+        assert primary.active
+    assert [connection.active for connection in connections.values()] == [False]
 
 
 def test_a_destroy_runs_the_familys_teardown_first(session: Session, cloud: FakeCloud) -> None:

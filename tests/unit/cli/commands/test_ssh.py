@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -37,7 +38,9 @@ def running(session: Session, monkeypatch: pytest.MonkeyPatch) -> Environment:
 @pytest.fixture
 def sshd(session: Session, running: Environment) -> Sshd:
     assert isinstance(session.cloud, FakeCloud)
-    return session.cloud.machine(running, "primary").sshd
+    server = session.cloud.machine(running, "primary").sshd
+    until(lambda: server.connections() == 0)  # that by which it came up
+    return server
 
 
 @pytest.fixture
@@ -109,3 +112,14 @@ def test_no_argument_unpins_the_host_key(ssh: Ssh, sshd: Sshd, tmp_path: Path) -
         with ssh(*options, "true") as process:
             assert process.wait(BOUND_SECONDS) == 255
     assert sshd.logins == before
+
+
+def test_no_argument_gives_openssh_the_users_agent(ssh: Ssh, sshd: Sshd, tmp_path: Path) -> None:
+    before = sshd.logins
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(tmp_path / "agent"))
+        agent.listen()
+        with ssh(f"-oIdentityAgent={tmp_path}/agent", "true") as process:
+            until(lambda: process.poll() is not None or select.select([agent], [], [], 0)[0])
+        assert not select.select([agent], [], [], 0)[0]
+    assert sshd.logins == before + 1
