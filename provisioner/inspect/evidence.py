@@ -56,7 +56,8 @@ def of_failure(machines: SampleMachines, error: str) -> Facts:
 def of_end(machines: SampleMachines, ending: Ending) -> Facts:
     """Returns what is known of machines that are gone."""
     phases: Facts = {phase.name: phase.seconds for phase in ending.phases}
-    seen: Facts = {"memory": [*machines.memory.sentences], "restarts": {**machines.memory.restarts}}
+    memory = machines.memory
+    seen: Facts = {"memory": [sentence.words for sentence in memory.sentences], "restarts": {**memory.restarts}}
     return {**_end(machines.session, ending.environment), "phases": phases, **seen}
 
 

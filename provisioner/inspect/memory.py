@@ -1,4 +1,4 @@
-"""Asks a machine's kernel what it ended for want of memory, and says it with what to raise.
+"""Asks a machine's kernel what it ended when out of memory, and says it with what to raise.
 
 What the machine says is bounded and printable. It is told to people, and decides nothing.
 """
@@ -6,6 +6,11 @@ What the machine says is bounded and printable. It is told to people, and decide
 from __future__ import annotations
 
 import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from provisioner import strict_json
 from provisioner.models import Role
@@ -29,7 +34,7 @@ for _ in range(100000):
 for path in glob.glob("/var/lib/docker/containers/*/config.v2.json")[:200]:
     try:
         with open(path) as config:
-            restarts[path.split("/")[5]] = json.load(config)["RestartCount"]
+            restarts[path.split("/")[-2]] = json.load(config)["RestartCount"]
     except (OSError, ValueError, KeyError):  # it was removed meanwhile, or is being written
         continue
 with open("/proc/pressure/memory") as pressure:
@@ -39,37 +44,66 @@ with open("/proc/pressure/memory") as pressure:
 SECONDS = 30.0
 # Of the last minute: so much of the time all processes wait for memory in a machine that does nothing else any more.
 WAITING_PERCENT = 20.0
-_MOST_SENTENCES, _MOST_RESTARTS = 100, 1_000_000
+MOST_SENTENCES = 100
+_MOST_KILLS, _MOST_CHARACTERS, _MOST_RESTARTS = 5, 1000, 1_000_000
 _KILL = re.compile(
-    r"\d+,(?P<number>\d+),[^;]*;oom-kill:constraint=\w+,.*task_memcg=(?P<cgroup>[^,]*),"
-    r"task=(?P<task>.*),pid=(?P<pid>\d+),uid=\d+",
+    r"\d{1,3},(?P<line>\d{1,20},\d{1,20}),[^;]*;oom-kill:constraint=\w+,.*task_memcg=(?P<cgroup>[^,]*),"
+    r"task=(?P<task>.{0,64}),pid=(?P<pid>\d{1,10}),uid=\d{1,10}",
     re.ASCII,
 )
 _CONTAINER = re.compile(r"docker-([0-9a-f]{64})\.scope")
 _LIMIT_OF_CONTAINER = re.compile(r",oom_memcg=[^,]*docker-[0-9a-f]{64}\.scope")
-_FULL = re.compile(r"^full avg10=[\d.]+ avg60=(\d{1,3}\.\d\d) ", re.ASCII | re.MULTILINE)
+_FULL = re.compile(r"^full avg10=[\d.]{1,10} avg60=(\d{1,3}\.\d\d) ", re.ASCII | re.MULTILINE)
 # What a kernel writes to its console of each process that it ends.
 _ON_CONSOLE = re.compile(r"^.*out of memory: Killed process .*$", re.IGNORECASE | re.MULTILINE)
 _MORE = "raise `memory_gb` of its machine (in a compose file: `x-provisioner`, `machines`)"
 
 
+@dataclass(frozen=True)
+class Sentence:
+    """What was told of a machine's memory.
+
+    Args:
+        role: which machine.
+        at: when, in seconds of the monotonic clock.
+        words: the sentence.
+    """
+
+    role: Role
+    at: float
+    words: str
+
+
 class Watch:
     """Keeps what was told of the memory of a sample's machines, and of containers that were started again.
 
+    Several threads may look at once. What it keeps is bounded, whatever the machines say.
+
     Attributes:
         services: the names of services, by the engine's ids of their containers.
-        sentences: what was told of memory, the latest last.
         restarts: how often the engine has started a service again, if it has.
     """
 
     def __init__(self) -> None:
         self.services: dict[str, str] = {}
-        self.sentences: list[str] = []
         self.restarts: dict[str, int] = {}
-        self._told: set[tuple[Role, str]] = set()
+        self._lock = threading.Lock()
+        self._told: deque[Sentence] = deque(maxlen=MOST_SENTENCES)
+        # The kernel's lines that were told of each machine. It says its last ones again and again.
+        self._lines: dict[Role, deque[str]] = {}
+
+    @property
+    def sentences(self) -> list[Sentence]:
+        """What was told of all machines, the latest last."""
+        with self._lock:
+            return list(self._told)
+
+    def since(self, role: Role, begin: float) -> list[str]:
+        """Returns what was told of a machine since a time of the monotonic clock, the latest last."""
+        return [sentence.words for sentence in self.sentences if sentence.role == role and sentence.at >= begin]
 
     def look(self, role: Role, connection: Calls, memory_gib: float, timeout_seconds: float = SECONDS) -> list[str]:
-        """Returns what is new of a machine's want of memory, a sentence each.
+        """Returns what is new of a machine that is out of memory, a sentence each.
 
         Args:
             memory_gib: what the machine has.
@@ -80,36 +114,45 @@ class Watch:
             ValueError: what it says is no JSON.
         """
         done = connection.run(["memory"], program=PROGRAM, timeout_seconds=timeout_seconds, limit_bytes=32 << 10)
-        new = []
         match strict_json.parse(done.stdout, maximum_values=1000):
             case [list(kills), str(pressure), dict(restarts)]:
-                for kill in [found for kill in kills if isinstance(kill, str) and (found := _KILL.match(kill))]:
-                    if (role, kill["number"]) not in self._told:
-                        self._told.add((role, kill["number"]))
-                        new.append(self._sentence(kill, memory_gib))
-                waiting = _FULL.search(pressure)
-                if waiting and float(waiting[1]) >= WAITING_PERCENT:
-                    new.append(
-                        f"The machine's {memory_gib:g} GiB of memory are full: for {float(waiting[1]):.0f} % of the "
-                        f"last minute all its processes waited for memory; {_MORE}."
-                    )
-                for identity, service in self.services.items():
-                    if isinstance(count := restarts.get(identity), int) and 0 < count < _MOST_RESTARTS:
-                        self.restarts[service] = count
-        self.sentences = [*self.sentences, *new][-_MOST_SENTENCES:]
-        return new
+                with self._lock:
+                    new = [*self._ended(role, kills, memory_gib), *_waiting(pressure, memory_gib)]
+                    self._told += [Sentence(role, time.monotonic(), words) for words in new]
+                    for identity, service in self.services.items():
+                        if isinstance(count := restarts.get(identity), int) and 0 < count < _MOST_RESTARTS:
+                            self.restarts[service] = count
+                return new
+        return []
+
+    def _ended(self, role: Role, kills: list[object], memory_gib: float) -> Iterator[str]:
+        lines = self._lines.setdefault(role, deque(maxlen=MOST_SENTENCES))
+        for said in kills[-_MOST_KILLS:]:
+            kill = _KILL.match(said[:_MOST_CHARACTERS]) if isinstance(said, str) else None
+            if kill and kill["line"] not in lines:
+                lines.append(kill["line"])
+                yield self._sentence(kill, memory_gib)
 
     def _sentence(self, kill: re.Match[str], memory_gib: float) -> str:
         container = _CONTAINER.search(kill["cgroup"])
         service = self.services.get(container[1]) if container else ""
         where = f" in {f'the service {service}' if service else 'a service'}" if container else ""
-        begin = f"For want of memory the kernel ended {printable(kill['task'])} (process {kill['pid']}){where}: "
+        begin = f"The kernel ended {printable(kill['task'])} (process {kill['pid']}){where}, out of memory: "
         if _LIMIT_OF_CONTAINER.search(kill[0]):
             return f"{begin}it has reached the container's own limit; raise `mem_limit` of the service."
         return f"{begin}the machine's {memory_gib:g} GiB are full; {_MORE}."
 
 
+def _waiting(pressure: str, memory_gib: float) -> Iterator[str]:
+    waiting = _FULL.search(pressure)
+    if waiting and float(waiting[1]) >= WAITING_PERCENT:
+        yield (
+            f"The machine's {memory_gib:g} GiB of memory are full: for {float(waiting[1]):.0f} % of the last minute "
+            f"all its processes waited for memory; {_MORE}."
+        )
+
+
 def on_console(console: str) -> str:
-    """Returns what a machine's console says last of a want of memory; empty if it says nothing of it."""
+    """Returns what a machine's console says last of being out of memory; empty if it says nothing of it."""
     lines = _ON_CONSOLE.findall(console)
     return f"Its console says: {beginning(printable(lines[-1].strip()), 300)}. So {_MORE}." if lines else ""

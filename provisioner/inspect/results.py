@@ -6,7 +6,7 @@ Source: inspect_ai.util.SandboxEnvironment, and its self_check.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from inspect_ai.util import ExecResult, OutputLimitExceededError, SandboxEnvironmentLimits
@@ -43,13 +43,13 @@ class Output:
             raise PermissionError(errno.EACCES, stderr.strip())
         return ExecResult(success=done.exit_code == 0, returncode=done.exit_code, stdout=stdout, stderr=stderr)
 
-    def timed_out(self, seconds: float, reasons: Iterable[str]) -> TimeoutError:
+    def timed_out(self, seconds: float, said: str) -> TimeoutError:
         """Returns the error for a command that did not end in time, with its output.
 
         Args:
-            reasons: sentences on what may have kept it.
+            said: what there is to say of it.
         """
-        error = TimeoutError(". ".join([f"Command timed out after {seconds:g} seconds", *reasons]))
+        error = TimeoutError(f"Command timed out after {seconds:g} seconds. {said}")
         text = b"".join(part for part in (self.stdout.value(), self.stderr.value()) if part).decode(errors="replace")
         error.truncated_output = text  # type: ignore[attr-defined]
         return error

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -39,7 +40,7 @@ from provisioner.inspect.engine import engine_family, project_of
 from provisioner.inspect.family_copies import family_of_machine
 from provisioner.inspect.listener import Listener
 from provisioner.inspect.losses import LossError, NotUpError
-from provisioner.inspect.memory import SECONDS, Watch, on_console
+from provisioner.inspect.memory import MOST_SENTENCES, SECONDS, Watch, on_console
 from provisioner.inspect.origin import Origin, time_to_live
 from provisioner.inspect.plain_family import TASK
 from provisioner.machines.connect import connect
@@ -57,6 +58,8 @@ CHECKED: set[tuple[Path, str]] = set()
 MOST_WARNINGS = 50
 # So long a sample's end looks once more at its machines, before they are destroyed.
 LAST_LOOK_SECONDS = 10.0
+# A machine that is out of memory may be lost only some time later.
+BEFORE_LOSS_SECONDS = 60.0
 
 Result = TypeVar("Result")
 
@@ -143,7 +146,8 @@ class SampleMachines:
     Attributes:
         snapshot: the frozen environment that the machines are a copy of; empty if they come up anew.
         frozen_as: the name under which the machines were frozen; empty if they were not.
-        memory: what was told of their want of memory.
+        memory: what was told of their memory.
+        notes: what the sample's log is to be told.
     """
 
     def __init__(self, configuration: Configuration, origin: Origin, metadata: Mapping[str, Any] | None = None) -> None:
@@ -157,7 +161,8 @@ class SampleMachines:
         self.session = replace(opened, check=self._check, shield=self._shield, keep=self._keep)
         self._family, self._task = family_of(configuration, self.project)
         self.memory = Watch()
-        self._lock = threading.Lock()
+        self.notes: deque[str] = deque(maxlen=MOST_SENTENCES)
+        self._lock, self._warnings_lock = threading.Lock(), threading.Lock()
         # A limiter for each machine: a slow machine does not delay calls to the others.
         self._connecting: dict[Role, threading.Lock] = {}
         self._connections: dict[Role, Connection] = {}
@@ -340,36 +345,42 @@ class SampleMachines:
         Raises:
             LossError: the machine does not answer, breaks the rules of the connection, or was lost in an earlier call.
                 The message says what the cloud says of it.
-            NotUpError: the work says so; the message also says what there is of a want of memory.
-            CommandTimeoutError, Interrupted: the work did not end in time, or was cancelled.
+            NotUpError, CommandTimeoutError: the work says so, or did not end in time. As for a loss, the message also
+                says whether the machine is out of memory.
+            Interrupted: it was cancelled.
         """
         if loss := self._losses.get(role):
             raise _repeated(loss)
+        begin = time.monotonic()
         try:
             connection = self._connection(role)
             try:
                 return work(connection)
-            except NotUpError as error:
-                error.message = " ".join([error.message, *self.look_for_shortage(role, connection)])
+            except (NotUpError, CommandTimeoutError):
+                self.look_for_shortage(role, connection)
                 raise
+        except Interrupted:
+            raise
         except ProvisionerError as error:
-            is_lost = isinstance(error, NotStartedError)
-            if isinstance(error, Interrupted | CommandTimeoutError | NotUpError) and not is_lost:
+            is_late = isinstance(error, CommandTimeoutError) and not isinstance(error, NotStartedError)
+            shortage = self.memory.since(role, begin if is_late else begin - BEFORE_LOSS_SECONDS)
+            if is_late or isinstance(error, NotUpError):
+                error.message = " ".join([error.message, *shortage])
                 raise
-            found = self._loss(error, role)
+            found = self._loss(error, role, shortage)
             with self._lock:
                 loss = self._losses.setdefault(role, found)
             raise _repeated(loss) from error
 
-    def look_for_shortage(self, role: Role, connection: Connection, timeout_seconds: float = SECONDS) -> list[str]:
-        """Returns what is new of a machine's want of memory, as far as it says so, and records it as warnings."""
-        with contextlib.suppress(ProvisionerError, ValueError):
+    def look_for_shortage(self, role: Role, connection: Connection, timeout_seconds: float = SECONDS) -> None:
+        """Looks whether a machine is out of memory, as far as it says so, and notes what is new as warnings, too."""
+        with contextlib.suppress(ProvisionerError, ValueError, OSError):
             new = self.memory.look(role, connection, self.environment.machines[role].size.memory_gib, timeout_seconds)
-            if new and len(warned := self.environment.setup.warnings) < MOST_WARNINGS:
-                setup = self.environment.setup.model_copy(update={"warnings": (*warned, *new)})
-                self._environment = self.session.environments.update(self.environment, setup=setup)
-            return new
-        return []
+            self.notes += new
+            with self._warnings_lock:
+                if new and len(warned := self.environment.setup.warnings) < MOST_WARNINGS:
+                    setup = self.environment.setup.model_copy(update={"warnings": (*warned, *new)})
+                    self._environment = self.session.environments.update(self.environment, setup=setup)
 
     def look_last(self) -> None:
         """Looks for what the end is to tell, in the machines that answer. No failure of it stops the destruction."""
@@ -380,10 +391,13 @@ class SampleMachines:
                 with contextlib.suppress(Exception):
                     self.look_for_shortage(role, connection, left)
 
-    def _loss(self, error: ProvisionerError, role: Role) -> LossError:
-        """Returns what the loss of a machine means for the sample, by what the cloud says."""
+    def _loss(self, error: ProvisionerError, role: Role, shortage: Sequence[str]) -> LossError:
+        """Returns what the loss of a machine means for the sample, by what the cloud says.
+
+        Args:
+            shortage: sentences on its memory; if there are none, its console may say something.
+        """
         said, is_agents_doing = "", False
-        shortage = " ".join(self.memory.sentences[-1:])
         with contextlib.suppress(ProvisionerError):
             # Machines without a family have no score of ours, which alone tells an agent's doing from an error. No
             # agent brings about what the cloud or this host failed to do, such as to admit this controller.
@@ -396,8 +410,8 @@ class SampleMachines:
             else:
                 confirmed = f"The cloud confirms the loss: {loss.words}."
                 said = confirmed if loss.words else "The cloud says that the machines run."
-            shortage = shortage or on_console(self.session.cloud.console(environment, role))
-        words = " ".join(filter(None, (error.message, said, shortage)))
+            shortage = shortage or [on_console(self.session.cloud.console(environment, role))]
+        words = " ".join(filter(None, (error.message, said, *shortage)))
         return LossError(words, is_agents_doing=is_agents_doing)
 
     @property
@@ -438,10 +452,12 @@ class SampleMachines:
             LossError: the machine does not answer now. Later calls may still reach it.
             TaskError: the family's scoring failed.
         """
+        begin = time.monotonic()
         try:
             self._environment, outcome = lifecycle.intermediate_score(self.session, self.environment)
         except MachineLostError as error:
-            raise self._loss(error, "primary") from error
+            shortage = self.memory.since("primary", begin - BEFORE_LOSS_SECONDS)
+            raise self._loss(error, "primary", shortage) from error
         return outcome
 
     def leave(self) -> str:

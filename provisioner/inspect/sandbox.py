@@ -19,6 +19,7 @@ from inspect_ai.util import (
     SandboxEnvironment,
     SandboxEnvironmentConfigType,
     SandboxEnvironmentLimits,
+    SandboxUnavailableError,
     sandboxenv,
 )
 from pydantic import BaseModel
@@ -42,7 +43,7 @@ from provisioner.inspect.configuration import (
 )
 from provisioner.inspect.failures import before_samples, in_full, told_in_full
 from provisioner.inspect.heartbeat import told
-from provisioner.inspect.losses import LossError, unavailable
+from provisioner.inspect.losses import LossError, NotUpError, unavailable
 from provisioner.inspect.origin import Origin
 from provisioner.inspect.plain_family import workdir
 from provisioner.inspect.private import origin_of_sample
@@ -112,8 +113,6 @@ class ProvisionerSandbox(SandboxEnvironment):
         self._user = user
         self._directory = directory
         self._variables = variables
-        # What the sample's log is to be told.
-        self._notes: list[str] = []
 
     async def exec(
         self,
@@ -134,7 +133,7 @@ class ProvisionerSandbox(SandboxEnvironment):
             SandboxUnavailableError: the machine does not answer, now or in an earlier call.
             ValueError: there is a null character in an argument, as subprocess raises it.
         """
-        output, known = Output(), len(self.machines.memory.sentences)
+        output = Output()
 
         def work(connection: Connection) -> ExecResult[str]:
             words, variables = [encodable(word) for word in cmd], {**self._variables, **(env or {})}
@@ -164,7 +163,7 @@ class ProvisionerSandbox(SandboxEnvironment):
         except CommandTimeoutError as error:
             if timeout is None:
                 raise
-            raise output.timed_out(timeout, self.machines.memory.sentences[known:]) from error
+            raise output.timed_out(timeout, error.message) from error
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Writes a file as the default user, and makes its directories.
@@ -205,29 +204,28 @@ class ProvisionerSandbox(SandboxEnvironment):
             return await self._on_machine(work)
 
     def _run(self, connection: Connection, argv: list[str], **options: Any) -> Completed:
-        """Runs a command in the sandbox, as Connection.run does in the machine, and notes a want of memory."""
-        try:
-            done = connection.run(argv, **options)
-        except CommandTimeoutError:
-            self._notes += self.machines.look_for_shortage(self._role, connection)
-            raise
+        """Runs a command in the sandbox, as Connection.run does in the machine."""
+        done = connection.run(argv, **options)
         if done.exit_code == KILLED or done.errno in (errno.ESRCH, errno.ESTALE):  # its container has ended
-            self._notes += self.machines.look_for_shortage(self._role, connection)
+            self.machines.look_for_shortage(self._role, connection)
         return done
 
     async def _on_machine(self, work: Callable[[Connection], Result]) -> Result:
         """Works on the machine in a thread.
 
         Raises:
-            SandboxUnavailableError: the machine is lost. Unless its agent is to blame, that ends the sample.
+            SandboxUnavailableError: the machine is lost, which ends the sample unless its agent is to blame; or what
+                the call is for does not run in it.
         """
         try:
             return await call(partial(self.machines.on, self._role, work))
         except LossError as error:
             raise unavailable(error) from error
+        except NotUpError as error:
+            raise SandboxUnavailableError(f"{error.message} {error.details or ''}".strip()) from error
         finally:
-            while self._notes:
-                transcript().info({"note": self._notes.pop()}, source="provisioner")
+            while self.machines.notes:
+                transcript().info({"note": self.machines.notes.popleft()}, source="provisioner")
 
     def _path(self, path: str) -> str:
         return path_in(self._directory, path)

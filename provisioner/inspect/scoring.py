@@ -206,7 +206,7 @@ def as_score(task: str, outcome: ScoreResult, submission: str | None, nan_is_zer
         submission: what was scored; None for the machine's own file.
 
     Raises:
-        TaskError: the family's scoring failed, which is never a score of 0, unless the want of memory ended it: what
+        TaskError: the family's scoring failed, which is never a score of 0, unless it ended out of memory: what
             an agent leaves behind may take that.
     """
     if outcome.kind == "killed":

@@ -20,7 +20,6 @@ from inspect_ai.util import (
     SandboxConnection,
     SandboxEnvironment,
     SandboxEnvironmentLimits,
-    SandboxUnavailableError,
 )
 
 from provisioner import strict_json
@@ -281,7 +280,7 @@ class ServiceSandbox(ProvisionerSandbox):
         """Runs a command in the container, with the rights of `docker exec`.
 
         Raises:
-            SandboxUnavailableError: the container does not run.
+            ServicesError: the container does not run.
         """
         done = super()._run(connection, argv, container=(self.container.identity, self.container.pid), **options)
         is_silent = not (done.stdout_size.total_bytes or done.stderr_size.total_bytes)
@@ -295,17 +294,13 @@ class ServiceSandbox(ProvisionerSandbox):
         """Asks the engine whether the container runs, and notes if it was started again.
 
         Raises:
-            SandboxUnavailableError: it does not run.
+            ServicesError: it does not run.
             MachineLostError: it was started again, which the configuration takes for a loss.
         """
-        try:
-            [state] = _inspected(connection, self.container.identity)
-        except ServicesError as error:
-            raise SandboxUnavailableError(f"{error.message} {error.details}".strip()) from error
+        [state] = _inspected(connection, self.container.identity)
         if state["status"] != "running":
             said = shown(f"{state['status']}, exit code {state.get('exit_code')}")
-            words = f"The container of the service {self.container.service} does not run: {said}."
-            raise SandboxUnavailableError(" ".join([words, *self.machines.memory.sentences[-1:]]))
+            raise ServicesError(f"The container of the service {self.container.service} does not run: {said}.")
         if self.container.pid not in (0, state["pid"]):
             words = (
                 f"The engine has started the container of the service {self.container.service} again (restarts so far: "
@@ -313,7 +308,7 @@ class ServiceSandbox(ProvisionerSandbox):
             )
             if self.machines.configuration.on_restart == "fail":
                 raise MachineLostError(words)
-            self._notes.append(words)
+            self.machines.notes.append(words)
         self.container = replace(self.container, pid=state["pid"], ports=_ports(state["ports"]))
 
     async def write_file(self, file: str, contents: str | bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -21,14 +22,16 @@ _LOCK = threading.Lock()
 _CLOUDS: dict[tuple[Path, Where], Cloud] = {}
 
 # Hundreds of samples need not say the same.
-SAID: set[tuple[str, ...]] = set()
+SAID: deque[tuple[str, ...]] = deque(maxlen=1000)
 
 
 def is_new(*words: str) -> bool:
-    """Returns whether this process says something for the first time, and remembers it."""
-    known = len(SAID)
-    SAID.add(words)
-    return len(SAID) > known
+    """Returns whether this process says something for the first time, as far as it remembers, and remembers it."""
+    with _LOCK:
+        if words in SAID:
+            return False
+        SAID.append(words)
+        return True
 
 
 def process_spending(budget: Decimal | None) -> Spending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ Configured = Callable[..., Configuration]
 def debians_compose(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has compose files read by Debian's Compose, whatever this computer has, and notes of them said again."""
     monkeypatch.setattr(compose_program, "program", lambda _home: homes.compose())
-    monkeypatch.setattr(shared, "SAID", set())
+    monkeypatch.setattr(shared, "SAID", deque(maxlen=shared.SAID.maxlen))
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -40,7 +40,7 @@ def test_a_program_without_permission_is_an_error() -> None:
 
 def test_time_that_is_over_keeps_the_output() -> None:
     output = _output(b"so far", b"and so on")
-    assert output.timed_out(3, []).truncated_output == "so farand so on"  # type: ignore[attr-defined]
+    assert output.timed_out(3, "late").truncated_output == "so farand so on"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import errno
 import gc
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -137,7 +138,7 @@ async def test_a_last_look_that_fails_keeps_no_machine_from_being_destroyed(
     assert session.environments.all() == []
 
 
-async def test_the_log_and_the_record_say_what_ended_for_want_of_memory(
+async def test_the_log_and_the_record_say_what_ended_out_of_memory(
     cloud: FakeCloud, session: Session, configured: Configured, transcript: Transcript
 ) -> None:
     kill = "6,3,1,-;oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/system.slice/web.service,task=java,pid=8,uid=0"
@@ -147,7 +148,7 @@ async def test_the_log_and_the_record_say_what_ended_for_want_of_memory(
     await _clean_up(sandboxes)
     begin, ending = _infos(transcript)
     [told] = ending["memory"]
-    assert told.startswith("For want of memory the kernel ended java (process 8): the machine's 1 GiB are full; raise")
+    assert told.startswith("The kernel ended java (process 8), out of memory: the machine's 1 GiB are full; raise")
     assert ending["restarts"] == {}
     archived = session.environments.record(begin["environment"])
     assert archived is not None
@@ -399,7 +400,7 @@ class _Machine:
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
         self.read_limits: list[int] = []
-        self.memory = Watch()
+        self.notes: deque[str] = deque()
 
     def on(self, _: str, work: Any) -> Any:
         return work(self)

@@ -12,19 +12,21 @@ import subprocess
 import sys
 import threading
 import urllib.parse
+from collections import deque
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, Self, cast
 
 import pytest
 from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
 
-from provisioner.errors import CommandTimeoutError, MachineLostError, TaskError
+from provisioner.errors import CommandTimeoutError, MachineLostError, ProvisionerError, TaskError
 from provisioner.inspect import sandbox, services
 from provisioner.inspect.compose_project import Project
 from provisioner.inspect.configuration import Configuration, configuration_of
+from provisioner.inspect.losses import LossError
 from provisioner.inspect.memory import Watch
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox
@@ -52,15 +54,21 @@ class _Machine:
         self.files: dict[str, bytes] = {}
         self.environment = SimpleNamespace(id="eval-1")
         self.memory = Watch()
+        self.notes: deque[str] = deque()
         self.configuration = SimpleNamespace(on_restart="note")
+        self._losses: dict[Role, LossError] = {}
 
-    def look_for_shortage(self, role: Role, _: object) -> list[str]:
+    on = SampleMachines.on
+
+    def look_for_shortage(self, role: Role, _: object) -> None:
         with contextlib.suppress(ValueError):
-            return self.memory.look(role, cast(Calls, self), 2)
-        return []
+            self.notes += self.memory.look(role, cast(Calls, self), 2)
 
-    def on(self, _: str, work: Callable[[Any], Any]) -> Any:
-        return work(self)
+    def _connection(self, _: Role) -> Self:
+        return self
+
+    def _loss(self, error: ProvisionerError, *_: object) -> NoReturn:
+        raise error
 
     def run(self, argv: list[str], *, stdin: bytes = b"", **options: Any) -> Completed:
         self.calls.append(list(argv))
@@ -343,7 +351,7 @@ async def test_published_ports_are_a_connections(said: object, ports: list[Any] 
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["killed", "late"])
-async def test_a_command_that_wants_memory_is_noted(monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
+async def test_a_command_that_ends_out_of_memory_is_noted(monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
     notes = _notes(monkeypatch)
     kill = f"6,3,1,-;oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/docker-{'ab' * 32}.scope,task=java,pid=8,uid=0"
 
@@ -355,15 +363,18 @@ async def test_a_command_that_wants_memory_is_noted(monkeypatch: pytest.MonkeyPa
         return _says(137, "Killed")
 
     late = pytest.raises(
-        TimeoutError, match=r"after 1 seconds\. For want of memory the kernel ended java \(process 8\)"
+        TimeoutError, match=r"after 1 seconds\. x did not end within 1 s\. The kernel ended java \(process 8\)"
     )
     with late if is_late else contextlib.nullcontext():
         await _sandbox(_Machine(answer)).exec(["x"], timeout=1)
     [note] = notes
-    assert "ended java (process 8) in a service: the machine's 2 GiB are full; raise `memory_gb`" in note["note"]
+    assert (
+        "ended java (process 8) in a service, out of memory: the machine's 2 GiB are full; raise `memory_gb`"
+        in note["note"]
+    )
 
 
-async def test_a_container_that_ended_for_want_of_memory_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_container_that_ended_out_of_memory_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     _notes(monkeypatch)
     kill = f"6,3,1,-;oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/docker-{'ab' * 32}.scope,task=java,pid=8,uid=0"
 

@@ -1,7 +1,7 @@
 """Lets QEMU itself record why it shuts down, and reads that: no process has to watch it. Standard library only.
 
 QEMU takes commands from the file events.in and writes QMP's events to events.out, in the machine's directory. If it
-ends without a word, the kernel may have killed it for want of memory, which its machine can bring about: the kernel
+ends without a word, the kernel may have killed it when out of memory, which its machine can bring about: the kernel
 counts such kills. Or the host lost its power or was reset: then the kernel has another boot id. Otherwise nothing tells
 whether the machine has crashed its QEMU.
 """
@@ -37,7 +37,7 @@ def prepare(directory: Path) -> None:
 
 
 def _kills() -> int | None:
-    """Returns how many processes this host's kernel has killed for want of memory; None if it does not say."""
+    """Returns how many processes this host's kernel has killed when out of memory; None if it does not say."""
     with contextlib.suppress(OSError, ValueError):
         for line in VMSTAT.read_text().splitlines():
             name, _, count = line.partition(" ")
@@ -79,7 +79,7 @@ def explain(
 
     Args:
         events: the last of what QEMU wrote.
-        kills_before, kills_now: how many processes the kernel had killed for want of memory before QEMU started, and
+        kills_before, kills_now: how many processes the kernel had killed when out of memory before QEMU started, and
             has by now; None if unknown.
         rebooted: whether the host has booted since QEMU started.
     """
