@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from provisioner.inspect import compose_program
+from provisioner.inspect.compose import fetched
 from provisioner.models import SetupData
 from provisioner.store.home import Home
 from provisioner.store.images import Image
@@ -61,7 +61,7 @@ def new_home(root: Path) -> Home:
 
 def compose() -> Path:
     """Returns Debian's Docker Compose, which is fetched once, whatever this computer has."""
-    return compose_program.fetched(Home(cache()))
+    return fetched(Home(cache()))
 
 
 def borrow_images(lender: Home, root: Path) -> Home:

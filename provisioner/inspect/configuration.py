@@ -1,4 +1,7 @@
-"""Defines the configuration of Inspect's sandbox `provisioner`: a machine of one's own, or a task family's task."""
+"""Defines the configuration of Inspect's sandbox `provisioner`: a machine of one's own, or a task family's task.
+
+Other files than the sample's own may give settings for all samples: the operator's, and one beside the eval.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -31,22 +35,65 @@ from provisioner.inspect import shared
 from provisioner.inspect.compose import EXTENSION, is_compose, is_url, read
 from provisioner.inspect.fields import (
     CONTROL,
+    FINAL,
     PATH,
+    REFERENCE,
     Name,
     Package,
     Pairs,
     Text,
     User,
     Workdir,
+    final_path,
+    from_here,
+    is_open,
     is_variable,
+    joined,
     no_variable,
     pairs,
+    replaced,
 )
-from provisioner.inspect.layers import SETTINGS, VARIABLE, Layer, layered
-from provisioner.inspect.references import FINAL, REFERENCE, final_path, from_here, is_open, joined, replaced
 from provisioner.models import NOT_MACHINES, Role
 from provisioner.ttl import checked_ttl, parse_duration
 from provisioner.validation import lines_of, listed, shown
+
+# Where and at what price machines run, and what they reach. What they are is the sample's own file's to say.
+SETTINGS = ("cloud", "region", "spot", "ttl", "budget", "internet", "allow", "registry", "fork")
+# The variable that names the operator's file.
+VARIABLE = "PROVISIONER_INSPECT"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The settings of one file.
+
+    Args:
+        where: what messages call it; empty for a file that is not there.
+        values: plain values by key, with absolute paths.
+    """
+
+    where: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def layered(own: Mapping[str, Any], beside: Layer, operators: Layer) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns a sample's configuration with the settings of other files, and a line for each file that gave some.
+
+    Args:
+        own: what the sample's own file says.
+        beside: the settings for what `own` does not say.
+        operators: the settings that count whatever `own` says. With `internet: none`, `allow` is theirs, too.
+    """
+    decided = dict(operators.values)
+    if decided.get("internet") == "none":
+        decided.setdefault("allow", [])
+    useless = {"internet", "registry"} if own.get("family") else set() if own.get("compose") else {"registry"}
+    given = {key: value for key, value in decided.items() if key not in useless}
+    defaults = {key: value for key, value in beside.values.items() if key not in {*useless, *own, *given}}
+    parts = [(beside.where, defaults), (operators.where, given)]
+    lines = tuple(f"{where} gives {', '.join(sorted(values))}." for where, values in parts if values)
+    return {**defaults, **own, **given}, lines
+
 
 _log = logging.getLogger("provisioner.inspect")
 

@@ -28,7 +28,7 @@ from provisioner.inspect.build_order import full_name, short_name
 from provisioner.inspect.compose import is_url, read
 from provisioner.inspect.compose_project import DIRECTORY, Project, translated
 from provisioner.inspect.configuration import Configuration, Machine, by_reference
-from provisioner.inspect.family_copies import family_of_machine
+from provisioner.inspect.plain_family import family_of_machine
 from provisioner.validation import shown
 
 BASE_IMAGE = "debian-13"

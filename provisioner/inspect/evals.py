@@ -14,8 +14,7 @@ from inspect_ai.hooks import Hooks, TaskEnd, TaskStart, hooks
 from inspect_ai.util import SandboxEnvironmentConfigType
 
 from provisioner.inspect.compose import is_compose
-from provisioner.inspect.configuration import file_beside
-from provisioner.inspect.layers import VARIABLE
+from provisioner.inspect.configuration import VARIABLE, file_beside
 
 _log = logging.getLogger("provisioner.inspect")
 

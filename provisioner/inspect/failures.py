@@ -1,7 +1,11 @@
-"""Has Inspect's logs say all that we know of a failure: they keep an error's text, and none of its other fields."""
+"""Has Inspect's logs say all that we know of a failure, in the words of Inspect's users.
+
+The logs keep an error's text, and none of its other fields.
+"""
 
 from __future__ import annotations
 
+import re
 import secrets
 import traceback
 from collections.abc import Iterator
@@ -19,11 +23,42 @@ from provisioner.errors import (
     TaskError,
 )
 from provisioner.inspect.private import PrerequisiteError
-from provisioner.inspect.wording import for_inspect
 from provisioner.printable import beginning, first_and_last_lines, printable, printable_lines
 from provisioner.redaction import Redactor
 from provisioner.store.files import write_atomically
 from provisioner.store.home import Home
+
+# Commands that a message names are the reader's to run as they are.
+_COMMAND = re.compile(r"(`provisioner [^`]*`)")
+# The first that fits counts: the longer ones stand before what they contain.
+_WORDS = (
+    ("--region, --profile, --spot and --state", "`region` and `spot`"),
+    ("--cloud aws", "`cloud: aws` (in provisioner.yaml, or -T cloud=aws)"),
+    ("--cloud", "`cloud` (in provisioner.yaml, or -T cloud=CLOUD)"),
+    ("Give --region (in a suite: regions), or set AWS_REGION", "Give `region` in provisioner.yaml, or set AWS_REGION"),
+    ("--region", "`region` (in provisioner.yaml, or set AWS_REGION)"),
+    ("--spot", "`spot` of provisioner.yaml"),
+    ("--ttl", "`ttl` (in provisioner.yaml, or -T ttl=TTL)"),
+    ("--budget", "`budget` (in provisioner.yaml, or -T budget=USD)"),
+    ("--env-file", "`env_file` (in provisioner.yaml, or -T secrets_env_path=FILE)"),
+    ("--allow", "`allow` in provisioner.yaml"),
+    ("Share its Terraform state (--state s3://bucket/prefix), or let", "Let"),
+    (
+        "a task that needs it must ask for the permission full_internet",
+        "machines that need it have `internet: full`, and a family's task the permission full_internet",
+    ),
+)
+# A longer option that begins so is another one.
+_OPTION = re.compile("|".join(rf"{re.escape(words)}(?![\w-])" for words, _ in _WORDS))
+_REPLACED = dict(_WORDS)
+
+
+def for_inspect(text: str) -> str:
+    """Returns a message, or a hint, that names keys and arguments in the place of options. Safe to repeat."""
+    parts = _COMMAND.split(text)
+    parts[::2] = [_OPTION.sub(lambda found: _REPLACED[found[0]], part) for part in parts[::2]]
+    return "".join(parts)
+
 
 # Of a program's output or a traceback: in a sample's transcript, and where Inspect shows an error.
 FIRST_LINES, LAST_LINES = 20, 60

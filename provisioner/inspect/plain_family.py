@@ -1,12 +1,25 @@
-"""Writes a machine's configuration as a task family of one task, so that it is built, cached and isolated as one."""
+"""Writes a machine's configuration as a task family of one task, so that it is built, cached and isolated as one.
+
+All samples of a process share one copy of the files, which are packed to the same bytes whenever they are the same.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import fcntl
 import json
+import os
 import shlex
 import shutil
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from functools import cache
+from pathlib import Path, PurePosixPath
 
 from provisioner.errors import TaskFamilyError, UsageError
 from provisioner.family.build_steps import load_build_steps
@@ -14,6 +27,7 @@ from provisioner.family.files import list_files
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.images.provisioning import part
 from provisioner.inspect.configuration import Machine
+from provisioner.inspect.fields import Pairs
 
 FAMILY = "sandbox"
 TASK = "machine"
@@ -145,3 +159,147 @@ def _services(machine: Machine, family: Path) -> list[dict[str, object]]:
         steps.append({"type": "file", "source": f"{SOURCES}/{unit}", "destination": f"/etc/systemd/system/{unit}"})
         steps.append(_shell(part(f"service {name}"), f"systemctl enable {unit}"))
     return steps
+
+
+# 2000-01-01: an archive's name comes from its bytes, and zip files can hold no time before 1980.
+TIME = 946_684_800
+# Inspect writes its logs where it is started, often into the eval's own directory. Copies of them would make another
+# image of it for each eval, and hold the answers of earlier ones.
+LOG_SUFFIX = ".eval"
+
+
+def pack(source: Path, target: str, directory: Path) -> str:
+    """Writes an archive with one member, or one directory, which has the name of the archive without `.tar`.
+
+    Owner and group of all is root. Links are kept as they are. Inspect's logs are left out of a directory, with the
+    directories in which nothing else is.
+
+    Args:
+        source: what is packed.
+        target: the path of the archive in the machine, NAME.tar.
+        directory: where the archive is written here.
+
+    Returns:
+        its path here.
+
+    Raises:
+        UsageError: a file cannot be read, or is neither a file, a directory nor a link.
+    """
+    path = directory / PurePosixPath(target).name
+    root = source.resolve()
+
+    def packed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        inside = PurePosixPath(member.name).relative_to(path.stem)
+        return None if inside.parts and _is_of_logs(root / inside) else _same_for_all(member)
+
+    try:
+        with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+            archive.add(root, path.stem, filter=packed)
+    except OSError as error:
+        raise UsageError(f"{error.filename or source} cannot be copied: {error.strerror or error}.") from error
+    return str(path)
+
+
+def _is_of_logs(path: Path) -> bool:
+    """Returns whether a path is a log of Inspect, or a directory with logs alone."""
+    if path.is_symlink() or not path.is_dir():
+        return path.suffix == LOG_SUFFIX
+    entries = list(path.iterdir())
+    return bool(entries) and all(entry.suffix == LOG_SUFFIX for entry in entries)
+
+
+def _same_for_all(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        raise UsageError(f"{member.name} is neither a file, a directory nor a link, and cannot be copied.")
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    member.mtime = TIME
+    return member
+
+
+PREFIX = "provisioner-inspect-"
+# A directory is locked a moment after it was made.
+YOUNG_SECONDS = 3600.0
+
+# What the copies of files are made from, as far as a look at the files tells.
+_Look = tuple[tuple[str, int, int, int], ...]
+
+_families: dict[tuple[Machine, str, str, Pairs, _Look], TaskFamily] = {}
+_lock = threading.Lock()
+
+
+def family_of_machine(machine: Machine, internet: str, base_image: str = "", packed: Pairs = ()) -> TaskFamily:
+    """Returns the family that makes a machine. It is written once, and again if files that it copies have changed.
+
+    Args:
+        base_image: as for plain_family.
+        packed: from the paths of archives in the machine to what is in them here. Unlike files of a family, they have
+            each file and link of a directory, empty directories and all modes.
+
+    Raises:
+        UsageError: a file that the configuration names does not exist or cannot be copied.
+    """
+    with _lock:
+        # What packing leaves out changes while the eval runs.
+        of_packed = tuple(line for line in _look(packed) if not line[0].endswith(LOG_SUFFIX))
+        key = (machine, internet, base_image, packed, (*_look(machine.files), *of_packed))
+        if key not in _families:
+            directory = Path(tempfile.mkdtemp(dir=_directory()))
+            try:
+                with tempfile.TemporaryDirectory(dir=directory) as archives:
+                    files = [(target, pack(Path(source), target, Path(archives))) for target, source in packed]
+                    whole = machine.model_copy(update={"files": (*files, *machine.files)})
+                    _families[key] = plain_family(whole, internet, directory, base_image)
+            except BaseException:
+                shutil.rmtree(directory, ignore_errors=True)
+                raise
+        return _families[key]
+
+
+def _look(files: Pairs) -> _Look:
+    return tuple(sorted(line for _, source in files for line in _lines_of(Path(source))))
+
+
+def _lines_of(source: Path) -> Iterator[tuple[str, int, int, int]]:
+    yield from _line(source, follows=True)  # of a link that is named, what it leads to is copied; of others, the link
+    for directory, _, names in os.walk(source):
+        for name in (".", *names):
+            yield from _line(Path(directory, name), follows=False)
+
+
+def _line(path: Path, *, follows: bool) -> Iterator[tuple[str, int, int, int]]:
+    with contextlib.suppress(OSError):  # the copy reports it
+        status = path.stat(follow_symlinks=follows)
+        yield str(path), status.st_mtime_ns, status.st_size, status.st_mode
+
+
+@cache
+def _directory() -> Path:
+    remove_abandoned()
+    directory = tempfile.mkdtemp(prefix=PREFIX)
+    _locked(directory)  # until this process ends, however it does
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Path(directory)
+
+
+def _locked(directory: str | Path) -> int | None:
+    """Locks a directory and returns the descriptor that holds the lock; None if another process has it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def remove_abandoned() -> None:
+    """Removes the directories of this user's processes that were killed."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = directory.lstat()
+            if status.st_uid != os.geteuid() or abs(time.time() - status.st_mtime) < YOUNG_SECONDS:
+                continue
+            if (descriptor := _locked(directory)) is not None:
+                shutil.rmtree(directory, ignore_errors=True)
+                os.close(descriptor)

@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from provisioner import strict_yaml
 from provisioner.errors import UsageError
-from provisioner.inspect.absolute_arguments import absolute
 from provisioner.inspect.failures import before_samples
-from provisioner.inspect.family_samples import FamilySamples
+from provisioner.inspect.private import absolute
 from provisioner.inspect.scoring import SUBMIT, ScoringTools, begin, check_expected_score
+from provisioner.inspect.task_family import FamilySamples
 from provisioner.validation import lines_of, listed
 
 MAXIMUM_BYTES = 64 << 20

@@ -37,12 +37,11 @@ from provisioner.inspect import blocking, shared
 from provisioner.inspect.compose_project import Project
 from provisioner.inspect.configuration import Configuration, operators_settings
 from provisioner.inspect.engine import engine_family, project_of
-from provisioner.inspect.family_copies import family_of_machine
 from provisioner.inspect.listener import Listener
 from provisioner.inspect.losses import LossError, NotUpError
 from provisioner.inspect.memory import MOST_SENTENCES, SECONDS, Watch, on_console
 from provisioner.inspect.origin import Origin, time_to_live
-from provisioner.inspect.plain_family import TASK
+from provisioner.inspect.plain_family import TASK, family_of_machine
 from provisioner.machines.connect import connect
 from provisioner.machines.locking import environment_lock
 from provisioner.models import Destination, Environment, Phase, Role

@@ -42,13 +42,12 @@ from provisioner.inspect.configuration import (
     with_metadata,
 )
 from provisioner.inspect.failures import before_samples, in_full, told_in_full
-from provisioner.inspect.heartbeat import told
-from provisioner.inspect.losses import LossError, NotUpError, unavailable
+from provisioner.inspect.listener import told
+from provisioner.inspect.losses import LossError, NotUpError, Output, file_errors, unavailable
 from provisioner.inspect.origin import Origin
 from provisioner.inspect.plain_family import workdir
 from provisioner.inspect.private import origin_of_sample
 from provisioner.inspect.readiness import PAUSE_SECONDS, wait_until_ready
-from provisioner.inspect.results import Output, file_errors
 from provisioner.inspect.sample import Ending, SampleMachines
 from provisioner.machines.create import aux_user
 from provisioner.models import Environment, Role

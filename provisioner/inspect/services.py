@@ -27,8 +27,7 @@ from provisioner.errors import MachineLostError
 from provisioner.inspect.blocking import launch
 from provisioner.inspect.compose import PROJECT
 from provisioner.inspect.compose_project import DIRECTORY, SLICE, Project
-from provisioner.inspect.losses import NotUpError
-from provisioner.inspect.results import file_errors
+from provisioner.inspect.losses import NotUpError, file_errors
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.printable import last_lines

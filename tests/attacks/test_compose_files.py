@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import UsageError
-from provisioner.inspect import compose_program
+from provisioner.inspect import compose
 from provisioner.inspect.compose import read
 from provisioner.inspect.compose_project import translated
 from tests import homes
@@ -19,7 +19,7 @@ SECRET = "sk-of-the-operator"
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package's directory, beside a file and a variable of the operator's."""
-    monkeypatch.setattr(compose_program, "program", lambda _home: homes.compose())
+    monkeypatch.setattr(compose, "program", lambda _home: homes.compose())
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("OPERATORS_KEY", SECRET)
     (tmp_path / "credentials").write_text(f"KEY={SECRET}\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.costs.budgets import Spending
-from provisioner.inspect import clean_up, compose_program, shared
+from provisioner.inspect import clean_up, compose, shared
 from provisioner.inspect.configuration import Configuration
 from provisioner.inspect.plain_family import TASK
 from provisioner.machines import apply_batcher
@@ -25,7 +25,7 @@ Configured = Callable[..., Configuration]
 @pytest.fixture(autouse=True)
 def debians_compose(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has compose files read by Debian's Compose, whatever this computer has, and notes of them said again."""
-    monkeypatch.setattr(compose_program, "program", lambda _home: homes.compose())
+    monkeypatch.setattr(compose, "program", lambda _home: homes.compose())
     monkeypatch.setattr(shared, "SAID", deque(maxlen=shared.SAID.maxlen))
 
 

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from provisioner.errors import BudgetError, ShortageError
-from provisioner.inspect import blocking, bring_up
+from provisioner.inspect import blocking, forks
 from provisioner.inspect.configuration import Configuration, Machine
 from provisioner.inspect.origin import Origin
 from provisioner.inspect.sample import SampleMachines
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.anyio
 def refused(monkeypatch: pytest.MonkeyPatch) -> list[SampleMachines]:
     """The samples that were refused for want of a budget, in order, each time."""
     refused: list[SampleMachines] = []
-    bring_up = SampleMachines.bring_up
+    forks = SampleMachines.bring_up
 
     def noted(machines: SampleMachines) -> None:
         try:
-            bring_up(machines)
+            forks(machines)
         except BudgetError:
             refused.append(machines)
             raise
@@ -41,7 +41,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[SampleMachines]:
 def paid(configured: Configured, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> Configured:
     """Makes configurations whose samples reserve 8 dollars and a bit, for four hours and the teardown."""
     cloud.usd = Decimal(1)
-    monkeypatch.setattr(bring_up, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(forks, "PAUSE_SECONDS", 0.05)
     return configured
 
 
@@ -56,12 +56,12 @@ async def test_samples_that_wait_for_budget_let_others_finish(
     monkeypatch.setattr(blocking, "LAUNCHES_AT_ONCE", 2)
     first = await _sample(paid, "first", budget=10)
     with anyio.fail_after(BOUND_SECONDS):
-        await bring_up.bring_up(first)
+        await forks.bring_up(first)
     up: list[SampleMachines] = []
 
     async def come_and_go(name: str) -> None:
         waiting = await _sample(paid, name, budget=10)
-        await bring_up.bring_up(waiting)
+        await forks.bring_up(waiting)
         up.append(waiting)
         await blocking.end(waiting.destroy)
 
@@ -82,15 +82,15 @@ async def test_samples_that_wait_for_budget_let_others_finish(
 async def test_a_sample_that_does_not_fit_fails_if_nothing_else_runs(paid: Configured) -> None:
     alone = await _sample(paid, "alone", budget=1)
     with anyio.fail_after(BOUND_SECONDS), pytest.raises(BudgetError):
-        await bring_up.bring_up(alone)
+        await forks.bring_up(alone)
 
 
 async def test_a_sample_that_never_fits_does_not_wait(paid: Configured) -> None:
     first = await _sample(paid, "first", budget=10)
-    await bring_up.bring_up(first)
+    await forks.bring_up(first)
     never = await _sample(paid, "never", budget=1)
     with anyio.fail_after(BOUND_SECONDS), pytest.raises(BudgetError):
-        await bring_up.bring_up(never)
+        await forks.bring_up(never)
     await blocking.end(first.destroy)
 
 
@@ -98,7 +98,7 @@ async def test_a_refused_sample_is_retried_after_the_last_other(
     paid: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = [await _sample(paid, name, budget=10) for name in ("first", "second")]
-    await bring_up.bring_up(first)
+    await forks.bring_up(first)
     refused = second.bring_up
 
     def end_the_other_after() -> None:
@@ -110,19 +110,19 @@ async def test_a_refused_sample_is_retried_after_the_last_other(
 
     monkeypatch.setattr(second, "bring_up", end_the_other_after)
     with anyio.fail_after(BOUND_SECONDS):
-        await bring_up.bring_up(second)
+        await forks.bring_up(second)
     await blocking.end(second.destroy)
 
 
 async def test_a_sample_that_waits_can_be_cancelled(paid: Configured, refused: list[SampleMachines]) -> None:
     first, second = [await _sample(paid, name, budget=10) for name in ("first", "second")]
-    await bring_up.bring_up(first)
+    await forks.bring_up(first)
     ended = False
     async with anyio.create_task_group() as group:
 
         async def wait() -> None:
             nonlocal ended
-            await bring_up.bring_up(second)
+            await forks.bring_up(second)
             ended = True
 
         group.start_soon(wait)
@@ -137,7 +137,7 @@ async def test_samples_that_do_not_fit_into_memory_wait_for_each_other(
     cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All start at once, when none has taken its memory yet."""
-    monkeypatch.setattr(bring_up, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(forks, "PAUSE_SECONDS", 0.05)
 
     def shortage(sizes: Mapping[str, object], count: int) -> str:
         return "no room" if len(cloud.existing()) + len(sizes) * count > 2 else ""
@@ -149,7 +149,7 @@ async def test_samples_that_do_not_fit_into_memory_wait_for_each_other(
     async def come_and_go(name: str) -> None:
         configuration = Configuration(machines=(Machine(name="a"), Machine(name="b")))
         machines = await blocking.end(lambda: SampleMachines(configuration, Origin("task", "eval", name)))
-        await bring_up.bring_up(machines)
+        await forks.bring_up(machines)
         most[0] = max(most[0], len(cloud.existing()))
         await blocking.end(machines.destroy)
         done.append(name)
@@ -169,4 +169,4 @@ async def test_machines_that_never_fit_are_an_error(
     configuration = Configuration(machines=(Machine(name="a"), Machine(name="b")))
     machines = await blocking.end(lambda: SampleMachines(configuration, Origin("task", "eval", "alone")))
     with anyio.fail_after(BOUND_SECONDS), pytest.raises(ShortageError, match="no room"):
-        await bring_up.bring_up(machines)
+        await forks.bring_up(machines)

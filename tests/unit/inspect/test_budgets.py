@@ -13,7 +13,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 
 from provisioner.costs.prices import MICRO
-from provisioner.inspect import bring_up
+from provisioner.inspect import forks
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.inspect.conftest import Configured
@@ -29,7 +29,7 @@ def test_a_budget_for_three_of_five_samples_has_the_others_wait(
     cloud.usd = Decimal(1)
     cloud.guest_defaults["programs"] = dict.fromkeys(("/bin/sh", "bash", "true"), b"")
     monkeypatch.setenv("INSPECT_ASYNC_BACKEND", "asyncio")
-    monkeypatch.setattr(bring_up, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(forks, "PAUSE_SECONDS", 0.05)
     running: set[str] = set()
     at_once: list[int] = []
     reserved_usd: list[float] = []

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import HostError, UsageError
-from provisioner.inspect import compose_program
-from provisioner.inspect.compose_program import program, run
+from provisioner.inspect import compose
+from provisioner.inspect.compose import program, run
 from provisioner.store.home import Home
 
 
@@ -28,7 +28,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only directory on PATH, with an apt-get that fails; Debian's keys are there."""
     keys = tmp_path / "debian-archive-trixie-stable.gpg"
     keys.touch()
-    monkeypatch.setattr(compose_program, "DEBIAN_13_KEYS", keys)
+    monkeypatch.setattr(compose, "DEBIAN_13_KEYS", keys)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
     return _script(tmp_path / "bin" / "apt-get", "echo 'E: The repository cannot be reached'\nexit 100").parent
@@ -59,7 +59,7 @@ def test_one_that_is_too_old_or_says_no_version_is_passed_over(
     programs: Path, home: Home, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     if "sleep" in answer:
-        monkeypatch.setattr(compose_program, "_WAIT_SECONDS", 0.1)
+        monkeypatch.setattr(compose, "_WAIT_SECONDS", 0.1)
     _script(programs / "docker-compose", answer)
     kept = _kept(home)
     assert program(home) == kept
@@ -70,7 +70,7 @@ def test_a_plugin_of_dockers_client_is_taken_first(programs: Path, home: Home, t
     other = _script(programs / "docker-compose", "echo 2.30.0")
     assert program(home) == other  # there is no client
     _script(programs / "docker", "exit 1")
-    compose_program._installed.cache_clear()  # a process looks once
+    compose._installed.cache_clear()  # a process looks once
     assert program(home) == plugin
 
 
@@ -132,7 +132,7 @@ LIMITS = {
 PROGRAM = """
 import sys
 from pathlib import Path
-from provisioner.inspect.compose_program import run
+from provisioner.inspect.compose import run
 print(*run(Path(sys.argv[1]), [], {}))
 """
 
@@ -154,7 +154,7 @@ def test_compose_runs_for_each_user_also_where_there_are_no_namespaces(tmp_path:
 @pytest.mark.parametrize("text", ["kill -XCPU $$", "exec sleep 600", "exit 2", "exec head -c 2000000 /dev/zero"])
 def test_compose_that_exceeds_a_limit_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     if "sleep" in text:
-        monkeypatch.setattr(compose_program, "_WAIT_SECONDS", 0.1)
+        monkeypatch.setattr(compose, "_WAIT_SECONDS", 0.1)
     with pytest.raises(UsageError, match=r"it is too large: Compose may take 512 MiB of memory and 10 s"):
         run(_script(tmp_path / "compose", text), [], {})
 

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import UsageError
-from provisioner.inspect import family_copies
+from provisioner.inspect import plain_family
 from provisioner.inspect.configuration import Machine
-from provisioner.inspect.family_copies import PREFIX, family_of_machine, remove_abandoned
-from provisioner.inspect.plain_family import SOURCES
+from provisioner.inspect.plain_family import PREFIX, SOURCES, family_of_machine, remove_abandoned
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +25,10 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
-    monkeypatch.setattr(family_copies, "_families", {})
-    family_copies._directory.cache_clear()
+    monkeypatch.setattr(plain_family, "_families", {})
+    plain_family._directory.cache_clear()
     yield directory
-    family_copies._directory.cache_clear()
+    plain_family._directory.cache_clear()
 
 
 def _machine(tmp_path: Path) -> Machine:
@@ -94,15 +93,15 @@ def test_a_killed_process_leaves_nothing_that_others_use(temporary: Path) -> Non
     program = (
         "import tempfile, sys, time\n"
         f"tempfile.tempdir = {str(temporary)!r}\n"
-        "from provisioner.inspect import family_copies\n"
-        "print(family_copies._directory(), flush=True)\n"
+        "from provisioner.inspect import plain_family\n"
+        "print(plain_family._directory(), flush=True)\n"
         "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         directory = Path(process.stdout.readline().strip())
         assert directory.name.startswith(PREFIX)
-        long_ago = time.time() - 2 * family_copies.YOUNG_SECONDS
+        long_ago = time.time() - 2 * plain_family.YOUNG_SECONDS
         os.utime(directory, (long_ago, long_ago))
         remove_abandoned()
         assert directory.exists()

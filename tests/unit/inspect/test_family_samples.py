@@ -15,11 +15,11 @@ import pytest
 from provisioner.errors import UsageError
 from provisioner.family.loader import TaskFamily
 from provisioner.images import build
-from provisioner.inspect import family_samples
+from provisioner.inspect import task_family
 from provisioner.inspect.failures import PreparationError
-from provisioner.inspect.family_samples import FamilySamples
 from provisioner.inspect.origin import Origin
 from provisioner.inspect.sample import SampleMachines
+from provisioner.inspect.task_family import FamilySamples
 from provisioner.session import Session
 from provisioner.signals import SIGNALS
 from tests.unit.conftest import CommandLine
@@ -71,7 +71,7 @@ def test_a_hint_is_told_before_the_image_is_built_too(configured: Configured, mo
     def refuse(*_: object) -> None:
         raise UsageError("The settings are not valid.", hint="Mend them.")
 
-    monkeypatch.setattr(family_samples, "open_session", refuse)
+    monkeypatch.setattr(task_family, "open_session", refuse)
     with pytest.raises(PreparationError) as raised:
         FamilySamples(Path(configured().family), "", "local", "")
     assert str(raised.value) == "The settings are not valid.\nMend them."

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import UsageError
-from provisioner.inspect.packing import pack
+from provisioner.inspect.plain_family import pack
 
 
 def _tree(directory: Path) -> Path:

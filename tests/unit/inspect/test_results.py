@@ -9,7 +9,7 @@ from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentLimits, 
 from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
 
 from provisioner.errors import CommandTimeoutError
-from provisioner.inspect.results import Output, file_error, file_errors
+from provisioner.inspect.losses import Output, file_error, file_errors
 from provisioner.ssh.exchange import Completed
 
 

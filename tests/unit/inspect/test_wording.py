@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import BudgetError, TaskError, UsageError
-from provisioner.inspect.failures import PreparationError, before_samples, told_in_full
-from provisioner.inspect.wording import for_inspect
+from provisioner.inspect.failures import PreparationError, before_samples, for_inspect, told_in_full
 
 PACKAGE = Path(__file__).parents[3] / "provisioner"
 # What reaches Inspect's users: images, clouds, costs and environments. The command line's own messages are its own.
