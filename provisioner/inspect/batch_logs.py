@@ -184,11 +184,7 @@ def _events(row: Row, evidence: Evidence) -> list[Event]:
     ]
     if ended := row.ended_at or row.started_at:
         events += [_info(row.started_at or ended, "isolation", evidence.isolation)] if evidence.isolation else []
-        for source, text in (
-            ("the agent's output", evidence.agent_output),
-            ("recorded connections", evidence.network),
-            ("recorded calls", evidence.calls),
-        ):
+        for source, text in (("the agent's output", evidence.agent_output), ("recorded calls", evidence.calls)):
             events += [_info(ended, source, printable_lines(text))] if text else []
     return events
 

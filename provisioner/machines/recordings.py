@@ -18,13 +18,13 @@ from provisioner.session import Session
 from provisioner.store.files import write_atomically
 from provisioner.version import __version__
 
-# Reading a full capture takes a second or two of one processor.
+# Reading a full capture takes about a second of one processor.
 CAPTURES_SECONDS = 60.0
 MESSAGE_CHARACTERS = 2000
 
 
 def keep_captures(session: Session, environment: Environment) -> None:
-    """Saves what the machines' cards carried in the environment's logs, and a table of it, as far as possible."""
+    """Saves what the machines' cards carried in the environment's logs, as far as possible."""
     with best_effort(session.progress, f"Keeping the captures of {environment.id}"):
         captures = session.cloud.captures(environment) if environment.recorded else []
         if captures:
@@ -34,19 +34,9 @@ def keep_captures(session: Session, environment: Environment) -> None:
 
 def _keep(session: Session, environment: Environment, captures: list[Capture]) -> None:
     directory = session.environments.live_logs(environment.id)
-    for role in environment.machines:
-        rows: list[dict[str, Any]] = []
-        for each in captures:
-            if each.role != role:
-                continue
-            with best_effort(session.progress, f"Keeping {each.path.name} of the {role} machine"):
-                capture = read_capture(each.path)
-                write_log(directory / f"{role}-{each.card}.pcap", capture)
-                rows += [{"card": each.card, **row} for row in packets.table(capture)]
-        for row in rows:
-            if "name" in row:
-                row["name"] = session.redactor.redact(row["name"])
-        write_log(directory / f"network-{role}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    for capture in captures:
+        with best_effort(session.progress, f"Keeping {capture.path.name} of the {capture.role} machine"):
+            write_log(directory / f"{capture.role}-{capture.card}.pcap", read_capture(capture.path))
 
 
 def read_capture(path: Path) -> bytes:

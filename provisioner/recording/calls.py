@@ -1,4 +1,4 @@
-"""Records each call of a machine's exec server: one line of JSON for each, in the environment's logs.
+"""Records each call of a machine's exec server: one line of JSON for each, in the environment's logs; and reads them.
 
 Neither what a call is given on stdin nor its variables are recorded: secrets travel there. A line that cannot be
 written is counted, and stops nothing.
@@ -16,19 +16,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from provisioner import strict_json
 from provisioner.clock import now
 from provisioner.printable import beginning, encodable
 from provisioner.recording.manifest import unsealed
 from provisioner.redaction import Redactor
 
 CALLS = "calls.jsonl"
-# Calls are the controller's, except under Inspect, where a model decides how many there are.
+# However many processes write. Calls are the controller's, except under Inspect, where a model decides how many.
 LIMIT_BYTES = 16 << 20
 # The key of the last line of a file that is full.
 CUT = "cut_here_at"
 ARGUMENTS = 32
 ARGUMENT_CHARACTERS = 1000
+# No recorded line is longer, or has more values.
+LINE_BYTES = 1 << 20
+LINE_VALUES = 1000
 
 
 @dataclass
@@ -60,20 +65,12 @@ class CallLog:
         directory: the environment's logs; None records nothing.
         machine: the machine's role.
         redactor: removes the secrets.
-        limit_bytes: how long the file may get, however many processes write to it.
     """
 
-    def __init__(
-        self,
-        directory: Path | None = None,
-        machine: str = "",
-        redactor: Redactor | None = None,
-        limit_bytes: int = LIMIT_BYTES,
-    ) -> None:
+    def __init__(self, directory: Path | None = None, machine: str = "", redactor: Redactor | None = None) -> None:
         self._directory = directory
         self._machine = machine
         self._redactor = redactor or Redactor({})
-        self._limit_bytes = limit_bytes
         self._lost = 0
 
     @contextlib.contextmanager
@@ -128,11 +125,11 @@ class CallLog:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # others write there, too
             size = os.lseek(descriptor, 0, os.SEEK_END)
             line = json.dumps(entry).encode() + b"\n"
-            last = json.dumps({"at": entry["at"], CUT: f"{self._limit_bytes} bytes"}).encode() + b"\n"
+            last = json.dumps({"at": entry["at"], CUT: f"{LIMIT_BYTES} bytes"}).encode() + b"\n"
             # Also a call that would fit: what follows on that line would look as if nothing were missing.
             if f'"{CUT}": "'.encode() in os.pread(descriptor, len(last), max(0, size - len(last))):
                 return True
-            if size + len(line) > self._limit_bytes:
+            if size + len(line) > LIMIT_BYTES:
                 line = last
             try:
                 is_whole = os.write(descriptor, line) == len(line)
@@ -143,3 +140,38 @@ class CallLog:
             return is_whole
         finally:
             os.close(descriptor)
+
+
+def rows_of(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the recorded calls of a file, which is untrusted.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a line is no JSON object, or larger than any that is recorded.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        while line := file.readline(LINE_BYTES):
+            yield row_of(line)
+
+
+def row_of(line: bytes) -> dict[str, Any]:
+    """Reads a recorded call from its line.
+
+    Raises:
+        ValueError: it is no JSON object, or larger than any that is recorded.
+    """
+    row = strict_json.parse(line, limit_bytes=LINE_BYTES, maximum_values=LINE_VALUES)
+    if not isinstance(row, dict):
+        raise ValueError("a row is no object")
+    return row
+
+
+def in_words(row: dict[str, Any]) -> str:
+    """Describes a recorded call, or the end of a file that is full, in one line; not yet printable."""
+    at, argv = str(row.get("at", "")), row.get("argv")
+    if not isinstance(argv, list):
+        return f"{at}  " + "  ".join(f"{name} {value}" for name, value in row.items() if name != "at")
+    ended = row.get("error") or f"exit {row.get('exit_code')}"
+    what = " ".join(str(word) for word in (row.get("operation"), row.get("part"), *argv) if word)
+    return f"{at}  {row.get('user')}@{row.get('machine')}  {ended}  {row.get('seconds')} s  {what}"

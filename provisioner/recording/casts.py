@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from provisioner import strict_json
 from provisioner.printable import encodable
+from provisioner.recording.calls import CALLS
 from provisioner.recording.manifest import unsealed
 from provisioner.redaction import Redactor
 
@@ -46,7 +47,6 @@ class Cast:
         redactor: removes the secrets, for as many as are known.
         command: what ran.
         columns, rows: the terminal's size.
-        limit_bytes: how long the file may get.
 
     `problem` says why there is no recording although there is a directory; empty otherwise.
     """
@@ -60,11 +60,10 @@ class Cast:
         *,
         columns: int = COLUMNS,
         rows: int = ROWS,
-        limit_bytes: int = LIMIT_BYTES,
     ) -> None:
         self._begin = time.monotonic()
         self._size = (columns, rows)
-        self._left_bytes = limit_bytes
+        self._left_bytes = LIMIT_BYTES
         self._lost = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._redacted = redactor.stream()
@@ -225,6 +224,19 @@ class Event:
     seconds: float
     kind: str
     text: str
+
+
+def parts_of(logs: Path) -> list[Path]:
+    """Returns what `provisioner replay` can show of an environment's logs: the terminals by their times, then calls."""
+    terminals = sorted(logs.glob(f"*{SUFFIX}"), key=lambda path: (_begin(path), path.stem))
+    return [*terminals, *logs.glob(CALLS)]
+
+
+def _begin(path: Path) -> int:
+    try:
+        return header_of(path).timestamp
+    except (OSError, DamagedCastError):
+        return 0
 
 
 def header_of(path: Path) -> Header:

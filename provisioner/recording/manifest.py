@@ -81,19 +81,17 @@ def seal(
         OSError: a file cannot be read, or the manifest cannot be written. There is then no new manifest.
         ValueError: the facts are too large, or the files too many.
     """
-    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX)
+    with _locked(directory, fcntl.LOCK_EX):
         previous = _hash({"version": 1, "facts": facts})
         entries = []
         for name in sorted((path.name for path in directory.iterdir()) if names is None else names):
             if (
                 name == MANIFEST
                 or not re.fullmatch(_FILE_NAME, name)
-                or not stat.S_ISREG(os.lstat(name, dir_fd=opened).st_mode)
+                or not stat.S_ISREG((directory / name).lstat().st_mode)
             ):
                 continue
-            size, digest = _digest(opened, name, MAX_FILE_BYTES)
+            size, digest = _digest(directory / name, MAX_FILE_BYTES)
             entry = Entry(name=name, bytes=size, sha256=digest, previous=previous)
             entries.append(entry)
             previous = _hash(entry.model_dump())
@@ -104,17 +102,21 @@ def seal(
             raise ValueError(f"its manifest would have more than {limits}")
         write(directory / MANIFEST, text)
         return manifest.head
-    finally:
-        os.close(opened)
 
 
 @contextlib.contextmanager
 def unsealed(directory: Path) -> Iterator[bool]:
     """Yields whether a directory is not sealed yet. No process seals it before the context ends."""
+    with _locked(directory, fcntl.LOCK_SH):
+        yield not (directory / MANIFEST).exists()
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, kind: int) -> Iterator[None]:
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(opened, fcntl.LOCK_SH)
-        yield not (directory / MANIFEST).exists()
+        fcntl.flock(opened, kind)
+        yield
     finally:
         os.close(opened)
 
@@ -141,12 +143,8 @@ def read(directory: Path, name: str, limit_bytes: int) -> bytes:
         OSError: there is none, or it is no regular file.
         ValueError: it is longer than the limit.
     """
-    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with _regular(opened, name) as file:
-            data = _read(file, limit_bytes + 1)
-    finally:
-        os.close(opened)
+    with _regular(directory / name) as descriptor, open(descriptor, "rb", closefd=False) as file:
+        data = file.read(limit_bytes + 1)
     if len(data) > limit_bytes:
         raise ValueError(f"it has more than {limit_bytes} bytes")
     return data
@@ -161,20 +159,15 @@ def problems(directory: Path, manifest: Manifest) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     previous = _hash({"version": manifest.version, "facts": manifest.facts})
     chained = True
-    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for entry in manifest.entries:
-            chained = chained and entry.previous == previous
-            previous = _hash(entry.model_dump())
-            if wrong := _wrong(opened, entry):
-                found.append((entry.name, wrong))
-        if not chained or manifest.head != previous:
-            found.insert(0, (MANIFEST, "its chain of hashes is broken"))
-        known = {MANIFEST, *(entry.name for entry in manifest.entries)}
-        if len(known) <= len(manifest.entries):
-            found.append((MANIFEST, "it names a file twice, or itself"))
-    finally:
-        os.close(opened)
+    for entry in manifest.entries:
+        chained = chained and entry.previous == previous
+        previous = _hash(entry.model_dump())
+        if wrong := _wrong(directory / entry.name, entry):
+            found.append((entry.name, wrong))
+    if not chained or manifest.head != previous:
+        found.insert(0, (MANIFEST, "its chain of hashes is broken"))
+    if len({MANIFEST, *(entry.name for entry in manifest.entries)}) <= len(manifest.entries):
+        found.append((MANIFEST, "it names a file twice, or itself"))
     return found
 
 
@@ -186,12 +179,12 @@ def added(directory: Path, manifest: Manifest) -> list[str]:
         return sorted(name for name, _ in zip(names, range(MAX_FILES), strict=False))
 
 
-def _wrong(directory: int, entry: Entry) -> str:
+def _wrong(path: Path, entry: Entry) -> str:
     try:
-        with _regular(directory, entry.name) as file:
+        with _regular(path) as file:
             if (size := os.fstat(file).st_size) != entry.bytes:
                 return f"it has {size} bytes, not {entry.bytes}"
-        _, digest = _digest(directory, entry.name, entry.bytes)
+        _, digest = _digest(path, entry.bytes)
     except FileNotFoundError:
         return "it is missing"
     except (OSError, ValueError) as error:
@@ -200,14 +193,14 @@ def _wrong(directory: int, entry: Entry) -> str:
 
 
 @contextlib.contextmanager
-def _regular(directory: int, name: str) -> Iterator[int]:
-    """Opens a regular file by its name in a directory, and nothing else.
+def _regular(path: Path) -> Iterator[int]:
+    """Opens a regular file, and nothing else: no link either.
 
     Raises:
         OSError: it is none, or cannot be read.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    file = os.open(name, flags, dir_fd=directory)
+    file = os.open(path, flags)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise OSError("it is no regular file")
@@ -216,7 +209,7 @@ def _regular(directory: int, name: str) -> Iterator[int]:
         os.close(file)
 
 
-def _digest(directory: int, name: str, limit_bytes: int) -> tuple[int, str]:
+def _digest(path: Path, limit_bytes: int) -> tuple[int, str]:
     """Returns a file's size and hash.
 
     Raises:
@@ -224,20 +217,13 @@ def _digest(directory: int, name: str, limit_bytes: int) -> tuple[int, str]:
         OSError: it cannot be read.
     """
     size, digest = 0, hashlib.sha256()
-    with _regular(directory, name) as file:
+    with _regular(path) as file:
         while data := os.read(file, CHUNK_BYTES):
             size += len(data)
             if size > limit_bytes:
                 raise ValueError(f"it has more than {limit_bytes} bytes")
             digest.update(data)
     return size, digest.hexdigest()
-
-
-def _read(file: int, limit_bytes: int) -> bytes:
-    data = bytearray()
-    while len(data) < limit_bytes and (piece := os.read(file, limit_bytes - len(data))):
-        data.extend(piece)
-    return bytes(data)
 
 
 def _hash(value: dict[str, Any]) -> str:

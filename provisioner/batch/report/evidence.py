@@ -19,16 +19,15 @@ from provisioner.environment.operations import SUBMISSION_KEPT
 from provisioner.errors import DamagedRecordError
 from provisioner.models import Environment
 from provisioner.printable import beginning
-from provisioner.recording import isolation, tables
-from provisioner.recording.calls import CALLS
+from provisioner.recording import calls, isolation
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.files import read_end
 
 # The most that is kept of each text, and of all texts of all runs together. The page shows less.
 READ_BYTES = 64 << 10
 TOTAL_BYTES = 128 << 20
-TEXTS = 6
-# How much of a recorded table's row is kept.
+TEXTS = 5
+# How much is kept of each recorded call.
 ROW_CHARACTERS = 300
 AGENT_LOG = "agent.log"
 # Where the reason of a failure may stand, the most telling first.
@@ -47,7 +46,7 @@ class Evidence:
         log_name, log: the end of the log that may say why the run failed.
         machines: sizes by role, in words.
         internet: whether the machines reached the whole internet; None if it is not known.
-        network, calls: the ends of what was recorded of the machines' packets and calls, a line for each row.
+        calls: the end of the recorded calls, a line for each.
         isolation: the compact form of the proof of isolation (recording/isolation.py); empty without one.
         isolation_line: the same in a line.
     """
@@ -59,7 +58,6 @@ class Evidence:
     log: str = ""
     machines: dict[str, str] = field(default_factory=dict)
     internet: bool | None = None
-    network: str = ""
     calls: str = ""
     isolation: dict[str, Any] = field(default_factory=dict)
     isolation_line: str = ""
@@ -91,20 +89,18 @@ def _evidence(store: EnvironmentStore, row: Row, limit_bytes: int) -> Evidence:
         log=log,
         machines=_sizes(known) if known else {},
         internet=known.full_internet if known else None,
-        network=_table(sorted(logs.glob(tables.NETWORKS)), limit_bytes, proof),
-        calls=_table([logs / CALLS], limit_bytes),
+        calls=_calls(logs / calls.CALLS, limit_bytes),
         isolation=proof.compact() if proof else {},
         isolation_line=proof.line() if proof else "",
     )
 
 
-def _table(paths: Sequence[Path], limit_bytes: int, proof: isolation.Proof | None = None) -> str:
-    """Returns the last rows of recorded tables, in words; what is damaged, or was never recorded, is left out."""
+def _calls(path: Path, limit_bytes: int) -> str:
+    """Returns the last recorded calls, in words; what is damaged, or was never recorded, is left out."""
     lines: list[str] = []
-    for path in paths:
-        for line in _end(path, limit_bytes).splitlines():
-            with contextlib.suppress(ValueError):  # the first one may begin in its middle
-                lines.append(beginning(tables.in_words(tables.row_of(line.encode()), proof), ROW_CHARACTERS))
+    for line in _end(path, limit_bytes).splitlines():
+        with contextlib.suppress(ValueError):  # the first one may begin in its middle
+            lines.append(beginning(calls.in_words(calls.row_of(line.encode())), ROW_CHARACTERS))
     return "\n".join(lines)[-limit_bytes:]
 
 

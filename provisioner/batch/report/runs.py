@@ -26,7 +26,7 @@ INSTRUCTIONS_BYTES = 8 << 10
 SUBMISSION_BYTES = 8 << 10
 OUTPUT_BYTES = 20 << 10
 LOG_BYTES = 6 << 10
-TABLE_BYTES = 4 << 10
+CALLS_BYTES = 4 << 10
 MAX_SCORES = 20
 SCORES_BYTES = MAX_SCORES * LEAST_BYTES
 EVIDENCE_BYTES = 12 << 20
@@ -81,7 +81,7 @@ class RunView:
 def run_views(rows: Sequence[Row], evidence: Mapping[str, Evidence]) -> list[RunView]:
     """Returns the first MAX_RUNS runs."""
     shown = rows[:MAX_RUNS]
-    whole = INSTRUCTIONS_BYTES + SUBMISSION_BYTES + OUTPUT_BYTES + LOG_BYTES + 2 * TABLE_BYTES + SCORES_BYTES
+    whole = INSTRUCTIONS_BYTES + SUBMISSION_BYTES + OUTPUT_BYTES + LOG_BYTES + CALLS_BYTES + SCORES_BYTES
     share = min(1.0, EVIDENCE_BYTES / (whole * max(1, len(shown))))
     return [_view(number, row, evidence.get(row.key, Evidence()), share) for number, row in enumerate(shown)]
 
@@ -129,9 +129,8 @@ def _texts(evidence: Evidence, share: float) -> list[tuple[str, Markup]]:
         texts.append(("Submission", first_part(submission, int(SUBMISSION_BYTES * share))))
     if evidence.agent_output.strip():
         texts.append(("The agent's output", last_part(evidence.agent_output, int(OUTPUT_BYTES * share))))
-    for title, table in (("Recorded connections", evidence.network), ("Recorded calls", evidence.calls)):
-        if table:
-            texts.append((title, last_part(table, int(TABLE_BYTES * share))))
+    if evidence.calls:
+        texts.append(("Recorded calls", last_part(evidence.calls, int(CALLS_BYTES * share))))
     return texts
 
 

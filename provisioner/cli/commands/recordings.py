@@ -21,9 +21,8 @@ from provisioner.errors import ProvisionerError, UsageError
 from provisioner.machines.recordings import record_hash
 from provisioner.models import Environment
 from provisioner.printable import PrintableStream, printable
-from provisioner.recording import casts, isolation, published, tables
+from provisioner.recording import calls, casts, published
 from provisioner.recording.manifest import MANIFEST
-from provisioner.recording.parts import parts_of
 from provisioner.store.environments import EnvironmentStore
 from provisioner.validation import shown
 
@@ -59,7 +58,11 @@ def replay(
     wait: Callable[[float], None] = partial(_wait, speed) if sys.stdout.isatty() else lambda _: None
     for path in chosen:
         try:
-            _play(path, wait) if path.suffix == casts.SUFFIX else _list(path)
+            if path.suffix == casts.SUFFIX:
+                _play(path, wait)
+            else:
+                for row in calls.rows_of(path):
+                    show(f"{printable(calls.in_words(row))}\n")
         except BrokenPipeError:  # of the output, as after `| head`
             raise
         except (OSError, ValueError) as error:
@@ -69,11 +72,9 @@ def replay(
 
 def _chosen(environment: Environment, directory: Path, part: str | None) -> Sequence[Path]:
     """Returns the files to show: all terminals by their times, or the one that is asked for."""
-    parts = parts_of(directory)
-    names = ", ".join(parts.names)
-    if part is None and parts.terminals:
-        return parts.terminals
-    chosen = [path for path in (*parts.terminals, *parts.tables) if path.stem == part]
+    parts = casts.parts_of(directory)
+    names = ", ".join(path.stem for path in parts)
+    chosen = [path for path in parts if (path.suffix == casts.SUFFIX if part is None else path.stem == part)]
     if not chosen:
         what = "recording of a terminal" if part is None else f"recording {part!r}"
         raise UsageError(f"{environment.id} has no {what}.", hint=f"It has: {names}." if names else None)
@@ -98,12 +99,6 @@ def _play(path: Path, wait: Callable[[float], None]) -> None:
     show(f"{stream.flush()}\n")
 
 
-def _list(path: Path) -> None:
-    proof = isolation.find(path.parent)
-    for row in tables.rows_of(path):
-        show(f"{printable(tables.in_words(row, proof))}\n")
-
-
 def _as_json(environment: Environment, chosen: Sequence[Path]) -> Result:
     """Returns all of it as it was recorded, up to a bound."""
     parts: list[dict[str, Any]] = []
@@ -117,7 +112,7 @@ def _as_json(environment: Environment, chosen: Sequence[Path]) -> Result:
             if is_terminal:
                 header = casts.header_of(path)
                 part |= {"command": header.command, "begun_at": header.timestamp}
-            for row in casts.events_of(path) if is_terminal else tables.rows_of(path):
+            for row in casts.events_of(path) if is_terminal else calls.rows_of(path):
                 value = [row.seconds, row.kind, row.text] if isinstance(row, casts.Event) else row
                 left_bytes -= len(str(value))
                 if left_bytes < 0:

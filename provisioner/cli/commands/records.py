@@ -15,7 +15,7 @@ from provisioner.clock import elapsed, now
 from provisioner.environment.outcomes import described
 from provisioner.errors import InfrastructureError
 from provisioner.models import Endpoint, Environment
-from provisioner.recording.parts import parts_of
+from provisioner.recording.casts import parts_of
 from provisioner.store.environments import EnvironmentStore
 from provisioner.ttl import format_duration
 
@@ -100,7 +100,7 @@ def show(env: PastEnvironmentArgument) -> Result:
     environment = store.find(env, archived=True)
     exists = store.directory(environment.id).exists()
     orphan = exists and _is_orphan(store, environment)
-    parts = parts_of(store.logs(environment.id)).names
+    parts = [path.stem for path in parts_of(store.logs(environment.id))]
     data = {**environment_data(environment), "exists": exists, "orphan": orphan, "parts": parts}
     lines = [
         f"{environment.id}  {environment.status if exists else 'gone'}{', orphan' if orphan else ''}",

@@ -43,8 +43,8 @@ def test_each_family_and_agent_has_a_log_with_its_runs(tmp_path: Path) -> None:
 def test_a_sample_has_all_that_was_kept_of_its_run(tmp_path: Path) -> None:
     run = row(1, score=0.5, score_log=logged(0.25, None), agent_exit_code=0, cost_micro_usd=20_000, recording="0" * 64)
     kept = Evidence(
-        instructions="Guess.", submission="42", agent_output="\x1b[31mhello\x1b[0m\u202e", network="dns\x1b[2J",
-        calls="root@primary  ls", isolation=proof().compact(), isolation_line=proof().line(),
+        instructions="Guess.", submission="42", agent_output="\x1b[31mhello\x1b[0m\u202e",
+        calls="root@primary  ls\x1b[2J", isolation=proof().compact(), isolation_line=proof().line(),
     )  # fmt: skip
     [log] = read(tmp_path, run, **{run.key: kept})
     assert log.samples is not None
@@ -56,7 +56,7 @@ def test_a_sample_has_all_that_was_kept_of_its_run(tmp_path: Path) -> None:
     assert (sample.scores["provisioner"].value, sample.scores["provisioner"].answer) == (0.5, "42")
     assert [event.score.value for event in sample.events if event.event == "score"] == [0.25, "invalid"]
     assert {event.source: event.data for event in sample.events if event.event == "info"} == {
-        "isolation": proof().compact(), "the agent's output": "hello\ufffd", "recorded connections": "dns",
+        "isolation": proof().compact(), "the agent's output": "hello\ufffd",
         "recorded calls": "root@primary  ls",
     }  # fmt: skip
     assert (sample.metadata["recording"], sample.metadata["isolation"]) == ("0" * 64, proof().line())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.recording.calls import CALLS, Call, CallLog
+from provisioner.recording.calls import CALLS, Call, CallLog, in_words, row_of, rows_of
 from provisioner.recording.manifest import seal
 from provisioner.redaction import Redactor
 from provisioner.ssh.connection import Connection
@@ -61,9 +61,10 @@ def test_long_and_many_arguments_are_cut(tmp_path: Path) -> None:
     assert (tmp_path / CALLS).stat().st_size < 40_000
 
 
-def test_the_file_says_where_it_was_cut(tmp_path: Path) -> None:
+def test_the_file_says_where_it_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("provisioner.recording.calls.LIMIT_BYTES", 1000)
     for number in range(20):
-        with CallLog(tmp_path, limit_bytes=1000).recorded(Call("execute", "root", [str(number)])):
+        with CallLog(tmp_path).recorded(Call("execute", "root", [str(number)])):
             pass
     *calls, last = recorded(tmp_path)
     assert [call["argv"] for call in calls] == [[str(number)] for number in range(len(calls))]
@@ -71,9 +72,12 @@ def test_the_file_says_where_it_was_cut(tmp_path: Path) -> None:
     assert (tmp_path / CALLS).stat().st_size < 1200
 
 
-def test_nothing_follows_on_the_line_that_says_where_it_was_cut(tmp_path: Path) -> None:
+def test_nothing_follows_on_the_line_that_says_where_it_was_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("provisioner.recording.calls.LIMIT_BYTES", 1000)
     for argv in ("first", "x" * 900, "small"):
-        with CallLog(tmp_path, limit_bytes=1000).recorded(Call("execute", "root", [argv])):
+        with CallLog(tmp_path).recorded(Call("execute", "root", [argv])):
             pass
     first, last = recorded(tmp_path)
     assert (first["argv"], set(last)) == (["first"], {"at", "cut_here_at"})
@@ -111,3 +115,41 @@ def test_without_a_directory_nothing_is_recorded(tmp_path: Path, monkeypatch: py
     with CallLog().recorded(Call("execute", "root", ["true"])):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_call_and_the_end_of_a_full_file_are_a_line_each(tmp_path: Path) -> None:
+    call = {
+        "at": "T1",
+        "machine": "aux",
+        "user": "root",
+        "operation": "score",
+        "argv": ["cat", "/flag"],
+        "seconds": 0.1,
+    }
+    rows = [call | {"exit_code": 1}, call | {"error": "the machine ended"}, {"at": "T2", "cut_here_at": "9 bytes"}]
+    path = tmp_path / CALLS
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert [in_words(row) for row in rows_of(path)] == [
+        "T1  root@aux  exit 1  0.1 s  score cat /flag", "T1  root@aux  the machine ended  0.1 s  score cat /flag",
+        "T2  cut_here_at 9 bytes",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"{", "not JSON"), (b"[1]", "no object"), (b'{"a":' + b"[" * 5000, "nested"), (b'{"a": 1, "a": 2}', "twice"),
+        (b"{}" + b" " * (2 << 20), "bytes"),
+    ],
+    ids=["cut", "list", "deep", "key twice", "long"],
+)  # fmt: skip
+def test_what_was_never_recorded_is_no_row(line: bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        row_of(line)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text('{"at": "T"}\n')
+    (tmp_path / CALLS).symlink_to("secret")
+    with pytest.raises(OSError, match="symbolic link"):
+        next(rows_of(tmp_path / CALLS))

@@ -62,8 +62,9 @@ def test_each_recording_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["agent-1.cast", "agent-2.cast", "agent-3.cast"]
 
 
-def test_a_recording_says_where_it_was_cut(tmp_path: Path) -> None:
-    with Cast(tmp_path, "agent", REDACTOR, limit_bytes=10_000) as cast:
+def test_a_recording_says_where_it_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("provisioner.recording.casts.LIMIT_BYTES", 10_000)
+    with Cast(tmp_path, "agent", REDACTOR) as cast:
         for _ in range(1000):
             cast.show(b"\x00" * 100)
     path = tmp_path / "agent-1.cast"

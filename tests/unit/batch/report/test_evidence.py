@@ -11,7 +11,6 @@ import pytest
 from provisioner.batch.report import evidence
 from provisioner.batch.report.evidence import READ_BYTES, gather, is_own
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
-from provisioner.recording.tables import IN_PROOF
 from provisioner.store.environments import EnvironmentStore, derived_id
 from provisioner.store.home import Home
 from tests.unit.batch.report.samples import BEGIN, row
@@ -60,7 +59,7 @@ def test_all_that_was_kept_of_a_run_is_found(store: EnvironmentStore, archived: 
     assert found.machines == {"primary": "2 CPUs, 4 GiB, debian-12", "aux": "2 CPUs, 4 GiB"}
 
 
-def test_the_ends_of_recorded_tables_are_found(store: EnvironmentStore) -> None:
+def test_the_end_of_the_recorded_calls_is_found(store: EnvironmentStore) -> None:
     kept(store)
     call = {
         "at": "T1",
@@ -72,13 +71,8 @@ def test_the_ends_of_recorded_tables_are_found(store: EnvironmentStore) -> None:
     }
     rows = [json.dumps(call | {"at": f"T{number}", "seconds": 0.5}) for number in range(5000)]
     (store.logs(OWN) / "calls.jsonl").write_text("\n".join([*rows, "{", "[1]", '{"at": 1, "x": "\x1b[2J"}']))
-    (store.logs(OWN) / "network-primary.jsonl").write_text('{"at": "T", "card": "link", "answer": "refused"}\n')
     run = row(1, environment=OWN, attempts=2)
     found = gather(store, BATCH, [run])[run.key]
-    assert found.network == "T  card link  answer refused"
-    known = write(store.logs(OWN))
-    (store.logs(OWN) / "network-primary.jsonl").write_text(f'{{"at": "{known.began_at.isoformat()}", "port": 1}}\n')
-    assert IN_PROOF in gather(store, BATCH, [run])[run.key].network
     assert found.calls.endswith("T4999  agent@primary  exit 0  0.5 s  start id -u")
     assert len(found.calls) <= READ_BYTES
 

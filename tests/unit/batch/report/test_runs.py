@@ -11,7 +11,7 @@ from tests.unit.batch.report.samples import logged, row
 
 KEPT = Evidence(
     instructions="Guess.\n", submission="", agent_output="$ run\nhello", log_name="score.log", log="KeyError: 'x'",
-    network="T  card link  answer <refused>", calls="T  agent@primary  exit 0",
+    calls="T  agent@primary  exit 0 <now>",
 )  # fmt: skip
 
 
@@ -21,8 +21,7 @@ def test_a_run_says_why_it_failed_before_anything_else() -> None:
     assert view.message == "Scoring raised &lt;KeyError&gt;"
     assert view.texts == (
         ("The end of score.log", "KeyError: &#39;x&#39;"), ("Instructions", "Guess."), ("Submission", "(empty)"),
-        ("The agent's output", "$ run\nhello"), ("Recorded connections", "T  card link  answer &lt;refused&gt;"),
-        ("Recorded calls", "T  agent@primary  exit 0"),
+        ("The agent's output", "$ run\nhello"), ("Recorded calls", "T  agent@primary  exit 0 &lt;now&gt;"),
     )  # fmt: skip
     assert (view.time, view.seconds) == ("1m30s", 90)
 
@@ -49,8 +48,7 @@ def test_the_score_log_shows_its_end() -> None:
 def test_texts_are_bounded_for_any_number_of_runs(count: int) -> None:
     awful = '"' * 70_000
     evidence = Evidence(
-        instructions=awful, submission=awful, agent_output=awful, log_name="score.log", log=awful, network=awful,
-        calls=awful,
+        instructions=awful, submission=awful, agent_output=awful, log_name="score.log", log=awful, calls=awful,
     )  # fmt: skip
     rows = [row(number, message='"' * 16_000) for number in range(count)]
     views = run_views(rows, {each.key: evidence for each in rows})

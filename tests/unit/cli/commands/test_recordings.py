@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,12 @@ from provisioner.models import Environment, Outcome
 from provisioner.recording.calls import Call, CallLog
 from provisioner.recording.casts import Cast
 from provisioner.recording.manifest import seal
-from provisioner.recording.tables import IN_PROOF
 from provisioner.redaction import Redactor
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.files import write_atomically
 from provisioner.store.home import Home
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.world import environment
-from tests.unit.recording import proofs
 
 
 @pytest.fixture
@@ -34,7 +31,7 @@ def store(provisioner: CommandLine) -> EnvironmentStore:
 
 @pytest.fixture
 def ended(store: EnvironmentStore) -> Environment:
-    """A destroyed environment with two recorded terminals, a call and a table, and its sealed logs."""
+    """A destroyed environment with two recorded terminals, a call and its sealed logs."""
     outcome = Outcome(status="scored", score=1.0, scored_at=now())
     env = store.save(environment("echo-main-bcd234", outcome=outcome, recorded=True))
     logs = store.logs(env.id)
@@ -45,7 +42,6 @@ def ended(store: EnvironmentStore) -> Environment:
         cast.show(b"\x1b[2J\x1b]52;c;AAAA\x07edited\r\n")
     with CallLog(logs, "primary").recorded(Call("execute", "agent", ["cat", "/flag"])) as call:
         call.exit_code = 0
-    (logs / "network-primary.jsonl").write_text('{"card": "link", "kind": "tcp", "to": "192.0.2.7", "port": 22}\n')
     env = env.model_copy(update={"recording": seal(logs, facts_of(env), write_atomically)})
     store.archive(env)
     return env
@@ -67,23 +63,8 @@ def test_one_part_is_replayed_or_listed(provisioner: CommandLine, ended: Environ
     calls = provisioner("replay", ended.id, "--part", "calls").stdout
     assert "agent@primary  exit 0" in calls
     assert calls.endswith("execute cat /flag\n")
-    assert (
-        "card link  kind tcp  to 192.0.2.7  port 22"
-        in provisioner("replay", ended.id, "--part", "network-primary").stdout
-    )
     refused = provisioner("replay", ended.id, "--part", "../environment")
-    assert (refused.code, "agent-1, terminal-1, calls, network-primary" in refused.stderr) == (2, True)
-
-
-def test_rows_that_begin_in_the_proof_of_isolation_are_marked(
-    provisioner: CommandLine, store: EnvironmentStore, ended: Environment
-) -> None:
-    logs = store.archived_logs(ended.id)
-    known = proofs.write(logs)
-    rows = [{"at": at.isoformat(), "port": 443} for at in (known.began_at, known.ended_at + timedelta(minutes=1))]
-    (logs / "network-aux.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    first, second = provisioner("replay", ended.id, "--part", "network-aux").stdout.splitlines()
-    assert (IN_PROOF in first, IN_PROOF in second) == (True, False)
+    assert (refused.code, "It has: agent-1, terminal-1, calls." in refused.stderr) == (2, True)
 
 
 def test_a_reader_that_has_gone_is_no_damage(
@@ -93,7 +74,7 @@ def test_a_reader_that_has_gone_is_no_damage(
         raise BrokenPipeError
 
     monkeypatch.setattr(recordings, "show", show)
-    for part in ([], ["--part", "network-primary"]):
+    for part in ([], ["--part", "calls"]):
         done = provisioner("replay", ended.id, *part)
         assert (done.code, done.stdout, done.stderr) == (1, "", "")
 
@@ -138,7 +119,7 @@ def test_a_destroyed_environment_is_verified(provisioner: CommandLine, ended: En
     done = provisioner("verify", ended.id, "--json")
     assert (done.code, done.json["verified"], done.json["sealed"]) == (0, True, True)
     assert [(each["name"], each["head"], each["files"]) for each in done.json["checked"]] == [
-        (ended.id, ended.recording, 4)
+        (ended.id, ended.recording, 3)
     ]
 
 
@@ -153,10 +134,10 @@ def test_logs_whose_seal_was_removed_are_not_sealed(
 
 def test_show_tells_what_was_recorded_and_how_to_replay_it(provisioner: CommandLine, ended: Environment) -> None:
     shown = provisioner("show", ended.id).stdout
-    assert "  recorded: agent-1, terminal-1, calls, network-primary\n" in shown
+    assert "  recorded: agent-1, terminal-1, calls\n" in shown
     assert f"  to replay: provisioner replay {ended.id} --part agent-1\n" in shown
     assert f"  sealed as {ended.recording}\n" in shown
-    parts = ["agent-1", "terminal-1", "calls", "network-primary"]
+    parts = ["agent-1", "terminal-1", "calls"]
     assert provisioner("show", ended.id, "--json").json["parts"] == parts
 
 
