@@ -131,15 +131,23 @@ class CallLog:
                 return True
             if size + len(line) > LIMIT_BYTES:
                 line = last
-            try:
-                is_whole = os.write(descriptor, line) == len(line)
-            except OSError:  # the disk is full
-                is_whole = False
-            if not is_whole:
-                os.ftruncate(descriptor, size)
-            return is_whole
+            return append(descriptor, line)
         finally:
             os.close(descriptor)
+
+
+def append(descriptor: int, line: bytes) -> bool:
+    """Appends a line to a file and returns whether that worked; on a full disk, no half of it stays.
+
+    Raises:
+        OSError: a half of it may stay.
+    """
+    size = os.lseek(descriptor, 0, os.SEEK_END)
+    with contextlib.suppress(OSError):
+        if os.write(descriptor, line) == len(line):
+            return True
+    os.ftruncate(descriptor, size)
+    return False
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from provisioner import strict_json
 from provisioner.printable import encodable
-from provisioner.recording.calls import CALLS
+from provisioner.recording.calls import CALLS, append
 from provisioner.recording.manifest import unsealed
 from provisioner.redaction import Redactor
 
@@ -157,7 +157,7 @@ class Cast:
                 if not is_open:
                     self._end()
                     return True
-                if not _written(self._file, data):
+                if not append(self._file, data):
                     return False
         except FileNotFoundError:  # the environment is gone
             self._end()
@@ -183,19 +183,6 @@ def _created(directory: Path, kind: str) -> int:
         except FileExistsError:
             continue
     raise OSError(f"there are {MAXIMUM} recordings of this kind already")
-
-
-def _written(descriptor: int, data: bytes) -> bool:
-    """Appends a line; on a full disk, no half of it stays."""
-    try:
-        before = os.lseek(descriptor, 0, os.SEEK_CUR)
-        if os.write(descriptor, data) == len(data):
-            return True
-        os.ftruncate(descriptor, before)
-        os.lseek(descriptor, before, os.SEEK_SET)
-    except OSError:
-        pass
-    return False
 
 
 class DamagedCastError(ValueError):

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -149,16 +150,7 @@ def verify(
     data = {
         "verified": bool(checked) and not wrong,
         "sealed": is_sealed,
-        "checked": [
-            {
-                "name": each.name,
-                "head": each.head,
-                "files": each.files,
-                "isolation": each.isolation,
-                "problems": [{"file": problem.file, "message": problem.message} for problem in each.problems],
-            }
-            for each in checked
-        ],
+        "checked": [asdict(each) for each in checked],
     }
     if not checked:
         lines.append("Nothing to check: no run has a score or a recording.")
