@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import BinaryIO
 
-from provisioner.copying.directories import open_destination, open_directory, split, working_directory
+from provisioner.copying.directories import LISTING_FLAGS, open_destination, open_directory, split, working_directory
 from provisioner.copying.unpack_program import unpack
 
 DIRECTORY, UP, FILE, PROGRAM, PIECE, SKIPPED, END = b"d", b"u", b"f", b"x", b"p", b"s", b"e"
@@ -36,7 +36,6 @@ ATTEMPTS = 10
 # Another process has removed an entry, or replaced it by a link, a socket or an entry of the other kind.
 SWAPPED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def is_plain_name(name: bytes) -> bool:
@@ -77,7 +76,7 @@ class TreeSender:
         kind = stat.S_IFMT(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
         if kind not in (stat.S_IFREG, stat.S_IFDIR):
             return False
-        descriptor = os.open(name, FILE_FLAGS if kind == stat.S_IFREG else FOLDER_FLAGS, dir_fd=directory)
+        descriptor = os.open(name, FILE_FLAGS if kind == stat.S_IFREG else LISTING_FLAGS, dir_fd=directory)
         try:
             status = os.fstat(descriptor)
             if stat.S_IFMT(status.st_mode) != kind:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Self
 
 from provisioner.copying.copy_program import TOP
+from provisioner.copying.directories import LISTING_FLAGS
 from provisioner.copying.tree_reader import TreeError
 from provisioner.validation import shown
 
@@ -19,7 +20,6 @@ FREE_INODES = 10_000
 BYTES_BETWEEN_CHECKS = 16 << 20
 # So many bytes does an entry count for in this, since an empty one takes an inode and a block.
 ENTRY_BYTES = 1 << 14
-DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -59,7 +59,7 @@ class TreeWriter:
         self._require_space(ENTRY_BYTES)
         with _named(name):
             os.mkdir(name or TOP, dir_fd=self._directories[-1])
-            self._directories.append(os.open(name or TOP, DIRECTORY_FLAGS, dir_fd=self._directories[-1]))
+            self._directories.append(os.open(name or TOP, LISTING_FLAGS, dir_fd=self._directories[-1]))
 
     def end_directory(self) -> None:
         """Ends the innermost directory."""
