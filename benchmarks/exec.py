@@ -28,8 +28,11 @@ from benchmarks.local import FAMILY, TASK, VARIABLES, timed  # noqa: E402
 from provisioner import Home, LocalCloud, Session, load_family, load_settings  # noqa: E402
 from provisioner.copying.transfer import upload  # noqa: E402
 from provisioner.environment import lifecycle, planning  # noqa: E402
-from provisioner.machines.connect import connect  # noqa: E402
-from provisioner.machines.kept import connect_kept, end_kept  # noqa: E402
+from provisioner.machines.connect import (  # noqa: E402
+    connect,
+    connect_kept,
+    end_kept,
+)
 from provisioner.models import Environment, Role  # noqa: E402
 from provisioner.ssh.calls import Calls  # noqa: E402
 

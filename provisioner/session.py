@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioner.clouds.cloud import Cloud
-from provisioner.costs.budgets import Spending
-from provisioner.costs.ledger import Ledger
+from provisioner.costs.ledger import Ledger, Spending
 from provisioner.errors import extras_named, raised_in
 from provisioner.models import Environment, Phase, PrimaryDistribution, Role, TimeLimits
 from provisioner.progress import Progress, Silence, Steady
@@ -26,7 +25,7 @@ from provisioner.signals import no_check, no_shield
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
-from provisioner.store.leases import Leases
+from provisioner.store.locks import Leases
 from provisioner.ttl import BUILDER_TTL, DEFAULT_TTL
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from pydantic import BaseModel  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
 from provisioner.environment import operations  # noqa: E402
-from provisioner.family import build_steps, env_file, files, loader, manifest, setup_data, vm_spec  # noqa: E402
+from provisioner.family import build_steps, env_file, files, loader, manifest, setup_data  # noqa: E402
 from provisioner.guest.provisioner_guest.family import values  # noqa: E402
 from provisioner.models import FileBuildStep, ShellBuildStep, VMSpec  # noqa: E402
 
@@ -112,7 +112,7 @@ def limits() -> str:
         "a task's name": f"{setup_data.MAXIMUM_TASK_NAME_CHARACTERS} characters, none of them a control character",
         "a task's instructions": size(setup_data.MAXIMUM_INSTRUCTIONS_BYTES),
         "required variables": f"{setup_data.MAXIMUM_VARIABLES:,}",
-        "a GPU's name": f"{vm_spec.MAXIMUM_MODEL_CHARACTERS} characters",
+        "a GPU's name": f"{setup_data.MAXIMUM_MODEL_CHARACTERS} characters",
         "the env file": size(env_file.MAXIMUM_FILE_BYTES),
         "a variable's value": f"less than {size(env_file.MAXIMUM_VALUE_BYTES)}",
         "submission": size(operations.SUBMISSION_LIMIT_BYTES),

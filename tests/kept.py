@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.machines import kept
+from provisioner.machines import connect
 from provisioner.ssh import kept_connection
 from tests.waiting import BOUND_SECONDS
 
@@ -15,7 +15,7 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets OpenSSH and machines take their time: on a busy host, a command would connect by itself."""
     for name in ("START_SECONDS", "ANSWER_SECONDS", "LOCAL_SECONDS", "IDLE_SECONDS"):
         monkeypatch.setattr(kept_connection, name, int(BOUND_SECONDS))
-    monkeypatch.setattr(kept, "START_SECONDS", BOUND_SECONDS)
+    monkeypatch.setattr(connect, "START_SECONDS", BOUND_SECONDS)
 
 
 def keepers(directory: Path) -> list[int]:

@@ -54,11 +54,11 @@ from provisioner.errors import (
     UsageError,
 )
 from provisioner.family.loader import TaskFamily
-from provisioner.machines import reservations
+from provisioner.machines import launch
 from provisioner.machines.destroy import marked
 from provisioner.machines.launch import Create
 from provisioner.machines.locking import destruction_lock, environment_lock
-from provisioner.machines.logs import keep_journals, write_log
+from provisioner.machines.recordings import keep_journals, write_log
 from provisioner.models import Destination, Environment
 from provisioner.session import Phases, Session
 
@@ -109,7 +109,7 @@ class Attempt:
                 self._remove_remains(came_up=False)
                 return UpStep(at=now(), begun_at=begun_at, failure=interruption(reason), **facts)
             environment = existing if existing and existing.status == "ready" else self._launch(existing)
-            reservations.take_lease(self.session, environment)
+            launch.take_lease(self.session, environment)
         except Interrupted:
             raise
         except Exception as error:
@@ -350,7 +350,7 @@ class Attempt:
             if environment is None:
                 return kind(at=now(), failure=interruption("its environment is gone"))
             # If the run was resumed, this process looks after the environment from now on.
-            reservations.take_lease(self.session, environment)
+            launch.take_lease(self.session, environment)
             path = self.session.environments.logs(self.id) / f"step-{name}.json"
             if path.exists():
                 return strict_json.load_file(kind, path)

@@ -13,8 +13,7 @@ from provisioner.batch.suite import Run, Suite, expand, family_directories
 from provisioner.clouds.cloud import Cloud
 from provisioner.clouds.registry import Where, open_cloud
 from provisioner.config import Settings
-from provisioner.costs.budgets import Spending
-from provisioner.costs.ledger import Ledger
+from provisioner.costs.ledger import Ledger, Spending
 from provisioner.environment import planning
 from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.environment.estimate import Forecast, forecast

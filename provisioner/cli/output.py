@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from provisioner.cli.streams import silence
 from provisioner.errors import HostError
 from provisioner.printable import beginning, printable, printable_lines
-from provisioner.ssh.output_buffer import StreamSize
+from provisioner.ssh.exchange import StreamSize
 
 SCHEMA = 1
 # What comes from a machine is bounded where it is read; these bound what programs have to read of us.

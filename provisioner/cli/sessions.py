@@ -11,7 +11,7 @@ from provisioner.cli.home import default_home
 from provisioner.cli.options import DATABASE_VARIABLE, Launch, checked_database
 from provisioner.clouds.registry import Where, open_cloud
 from provisioner.config import load_settings
-from provisioner.costs.budgets import Spending
+from provisioner.costs.ledger import Spending
 from provisioner.environment.selection import launches, refuse_part_of_id
 from provisioner.family.env_file import load_env_file
 from provisioner.models import Environment

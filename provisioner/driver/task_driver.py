@@ -21,8 +21,7 @@ from provisioner.family.build_steps import PIP_STEP
 from provisioner.printable import LINE_CHARACTERS, beginning, first_and_last_lines
 from provisioner.redaction import LEFT_OUT, Redactor
 from provisioner.ssh.connection import Connection
-from provisioner.ssh.exchange import Completed
-from provisioner.ssh.output_buffer import NO_OUTPUT, OUTPUT_LIMIT_BYTES, StreamSize
+from provisioner.ssh.exchange import NO_OUTPUT, OUTPUT_LIMIT_BYTES, Completed, StreamSize
 from provisioner.validation import shown
 
 # Runs the helper in a process that the exec server forks.

@@ -43,8 +43,7 @@ from provisioner.printable import last_lines
 from provisioner.session import Session
 from provisioner.signals import wait
 from provisioner.ssh.connection import Connection
-from provisioner.ssh.exchange import Completed
-from provisioner.ssh.output_buffer import NO_OUTPUT, BoundedBuffer, StreamSize
+from provisioner.ssh.exchange import NO_OUTPUT, BoundedBuffer, Completed, StreamSize
 from provisioner.store.environments import refuse_ending
 
 HOME = "/home/agent"

@@ -8,7 +8,7 @@ from provisioner.clock import now
 from provisioner.clouds.guest_files import GUEST
 from provisioner.costs.ledger import Budget, Entry
 from provisioner.errors import Interrupted, LivenessLostError, MachineLostError, ProvisionerError, UsageError
-from provisioner.machines import reservations
+from provisioner.machines import launch
 from provisioner.machines.connect import connect
 from provisioner.machines.locking import environment_lock
 from provisioner.models import Environment
@@ -43,7 +43,7 @@ def extend(session: Session, environment: Environment, by: timedelta) -> Environ
         expires_at = extended(environment.created_at, environment.expires_at, by, now())
         longer = environment.model_copy(update={"expires_at": expires_at})
         session.ledger.extend(
-            environment.id, expires_at, reservations.worst_cost(longer), lambda entry: _budgets(session, entry)
+            environment.id, expires_at, launch.worst_cost(longer), lambda entry: _budgets(session, entry)
         )
         longer = session.environments.update(longer, expires_at=expires_at)
         session.cloud.move_ttl(longer)

@@ -19,7 +19,6 @@ from provisioner.errors import CapacityError, IsolationError, MachineLostError
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
 from provisioner.isolation.proof import prove_isolation
-from provisioner.machines import reservations
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
 from provisioner.machines.destroy import clear_away, marked
@@ -29,6 +28,7 @@ from provisioner.machines.launch import (
     create_alone,
     launched,
     looked_after,
+    take_lease,
     tell_of_destruction,
 )
 from provisioner.machines.locking import destruction_lock, environment_lock
@@ -133,7 +133,7 @@ def take_over(session: Session, planned: Plan, environment: Environment, phases:
     """
     with environment_lock(session, environment) as current:
         try:
-            reservations.take_lease(session, current)
+            take_lease(session, current)
             return _make_ready(session, planned, current, phases)
         except BaseException as error:
             clear_after_failure(session, current, error, may_keep)

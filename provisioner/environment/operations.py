@@ -18,12 +18,12 @@ from provisioner.errors import SubmissionError, TaskError, UsageError
 from provisioner.family.env_file import select_required
 from provisioner.family.scores import ScoreResult, classify_score, parse_intermediate, visible_message, was_killed
 from provisioner.machines.create import aux_user
-from provisioner.machines.logs import write_log
+from provisioner.machines.recordings import write_log
 from provisioner.models import Environment, Record, ScoreLogEntry
 from provisioner.printable import printable
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
-from provisioner.ssh.output_buffer import NO_OUTPUT, StreamSize
+from provisioner.ssh.exchange import NO_OUTPUT, StreamSize
 
 SUBMISSION = "/home/agent/submission.txt"
 SUBMISSION_LIMIT_BYTES = 8 << 20

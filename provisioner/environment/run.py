@@ -19,8 +19,7 @@ from provisioner.environment.lifecycle import (
 from provisioner.errors import ProvisionerError
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
-from provisioner.machines.keep import kept_words
-from provisioner.machines.launch import looked_after, record_breakdown, tell_of_destruction
+from provisioner.machines.launch import kept_words, looked_after, record_breakdown, tell_of_destruction
 from provisioner.models import Destination, Environment, Phase, ScoreLogEntry
 from provisioner.session import Phases, Session
 

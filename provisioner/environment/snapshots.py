@@ -9,7 +9,7 @@ from provisioner.best_effort import best_effort
 from provisioner.clock import now
 from provisioner.environment import lifecycle
 from provisioner.errors import DamagedRecordError, HostError, UsageError
-from provisioner.machines import renewal
+from provisioner.machines import boot
 from provisioner.machines.create import record_environment
 from provisioner.machines.launch import Create, create_alone, launched, looked_after
 from provisioner.machines.locking import environment_lock
@@ -123,7 +123,7 @@ def bring_up(session: Session, name: str, create: Create = create_alone) -> Envi
         session, environment, lifecycle.may_keep, phase=phases.phase("create"), record=record, create=create
     ) as environment:
         with phases.phase("renewal"):
-            renewal.renew(session, environment)
+            boot.renew(session, environment)
         with lifecycle.proven(session, environment, phases) as (environment, _):
             pass
         return session.environments.update(environment, status="ready", phases=tuple(phases.finished))

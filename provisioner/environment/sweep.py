@@ -18,9 +18,9 @@ from provisioner.clouds.findings import EnvironmentResources
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import snapshots
 from provisioner.environment.selection import launches
+from provisioner.machines.create import discard_unused_stacks
 from provisioner.machines.destroy import clear_away
 from provisioner.machines.locking import destruction_lock
-from provisioner.machines.stacks import discard_unused_stacks
 from provisioner.models import Environment, Record
 from provisioner.session import Session
 from provisioner.store.locks import is_locked

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from provisioner import strict_yaml
 from provisioner.errors import TaskFamilyError
 from provisioner.family.explained import MANIFEST, explained
-from provisioner.family.globs import MAXIMUM_GLOBS, check_glob
+from provisioner.family.files import MAXIMUM_GLOBS, check_glob
 from provisioner.models import MAXIMUM_VERSION_CHARACTERS, PrimaryDistribution
 from provisioner.validation import lines_of, listed
 

@@ -18,6 +18,7 @@ from provisioner.errors import UnavailableError
 from provisioner.family.loader import TaskFamily, check_build_steps
 from provisioner.images.builder import Builder, build, look_into
 from provisioner.images.layer_keys import (
+    FIRST_BUILD,
     aux_image_name,
     aux_inputs,
     aux_layer_names,
@@ -26,6 +27,7 @@ from provisioner.images.layer_keys import (
     inputs,
     layer_names,
     require_unchanged,
+    why,
 )
 from provisioner.images.layers import Built, Steps, build_over, done_before, present
 from provisioner.images.provisioning import (
@@ -37,7 +39,6 @@ from provisioner.images.provisioning import (
     read_setup,
     send_other_files,
 )
-from provisioner.images.reasons import FIRST_BUILD, why
 from provisioner.machines.create import aux_user
 from provisioner.models import BaseImage, MachineSize, SetupData, VMSpec
 from provisioner.session import Session

@@ -15,7 +15,7 @@ from provisioner.clock import now
 from provisioner.clouds.guest_files import SENT
 from provisioner.driver.task_driver import TaskDriver
 from provisioner.errors import ImageBuildError, MachineLostError, TaskError, TaskFamilyError
-from provisioner.images.family_files import SECRET_SCAN_MIN_LENGTH, WITHOUT_SECRETS
+from provisioner.images.provisioning import SECRET_SCAN_MIN_LENGTH, WITHOUT_SECRETS
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
 from provisioner.machines.launch import launched, looked_after

@@ -5,27 +5,74 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import posixpath
+import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, guest_programs, packages
 from provisioner.clouds.sizing import MINIMUM_DISK_GIB
-from provisioner.copying.transfer import send_archive, send_input
+from provisioner.copying.transfer import Fill, send_archive, send_input
 from provisioner.driver.output_tee import OutputTee
 from provisioner.driver.task_driver import TaskDriver
 from provisioner.errors import ImageBuildError, TaskError, raised_in
 from provisioner.family.files import digest_files, list_files
 from provisioner.family.loader import TaskFamily
 from provisioner.family.setup_data import parse_setup_data
-from provisioner.images.family_files import HOME, filler, reading
 from provisioner.images.layer_keys import files_of, install_files
 from provisioner.models import BaseImage, BuildStep, FileBuildStep, Role, SetupData, ShellBuildStep
 from provisioner.printable import beginning, last_lines, printable
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
-from provisioner.store.package_list import MAXIMUM_STATUS_BYTES, STATUS, installed_packages
+from provisioner.store.images import MAXIMUM_STATUS_BYTES, STATUS, installed_packages
+from provisioner.validation import shown
+
+HOME = "/root"
+# Shorter values would match by accident.
+SECRET_SCAN_MIN_LENGTH = 8
+WITHOUT_SECRETS = (
+    "Leave the file out of the family, and let install() write none. If the task needs the file: list the variable in "
+    "required_environment_variables, and write the file in start(), from os.environ. "
+    "docs/authoring/secrets.md#give-the-agent-a-file-with-a-secret shows how."
+)
+
+
+@contextlib.contextmanager
+def reading(file: str) -> Iterator[None]:
+    """Reads a file of a family in its body.
+
+    Raises:
+        ImageBuildError: the file cannot be read, as when it was removed or cut off meanwhile.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ImageBuildError(
+            f"{shown(file)} cannot be read: {error.strerror or error}.",
+            hint="If the file changed meanwhile, run the command again.",
+        ) from error
+
+
+def filler(source: Path, files: Iterable[str]) -> Fill:
+    """Returns what adds files to an archive. Root owns them there; in /root the agent cannot read them.
+
+    It raises ImageBuildError if one cannot be read.
+    """
+
+    def owned_by_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
+        info.uid = info.gid = 0
+        info.uname = info.gname = "root"
+        info.mode = 0o755 if info.isdir() or info.mode & 0o100 else 0o644
+        return info
+
+    def fill(archive: tarfile.TarFile) -> None:
+        for name in files:
+            with reading(name):
+                archive.add(source / name, arcname=name, recursive=False, filter=owned_by_root)
+
+    return fill
+
 
 # The driver and most build steps need these packages on an aux VM. Debian's own cloud image has them.
 AUX_PACKAGES = ["ca-certificates", "curl", "iproute2", "python3", "sudo"]

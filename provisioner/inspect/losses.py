@@ -20,8 +20,7 @@ from inspect_ai.util import (
 )
 
 from provisioner.errors import CommandTimeoutError, MachineLostError, TaskError
-from provisioner.ssh.exchange import CANNOT_EXECUTE, Completed
-from provisioner.ssh.output_buffer import BoundedBuffer
+from provisioner.ssh.exchange import CANNOT_EXECUTE, BoundedBuffer, Completed
 
 
 class LossError(MachineLostError):

@@ -11,10 +11,10 @@ from pathlib import Path
 from provisioner.clouds.cloud import Cloud
 from provisioner.clouds.registry import Where, open_cloud
 from provisioner.config import Settings, load_settings
-from provisioner.costs.budgets import Spending
+from provisioner.costs.ledger import Spending
 from provisioner.machines.apply_batcher import ApplyBatcher, host_slots
 from provisioner.store.home import Home
-from provisioner.store.leases import Leases
+from provisioner.store.locks import Leases
 
 LEASES = Leases()
 # `cache` alone lets each of two threads that ask at once make its own.

@@ -14,9 +14,10 @@ from datetime import datetime
 from provisioner.best_effort import best_effort, describe
 from provisioner.clock import now
 from provisioner.clouds.guest_files import SENT
-from provisioner.errors import ProvisionerError
-from provisioner.isolation import probes, probing
+from provisioner.errors import IsolationError, MachineLostError, ProvisionerError
+from provisioner.isolation import probes
 from provisioner.isolation.canary import Canary
+from provisioner.isolation.probes import Questions, evaluate
 from provisioner.machines.parallel import on_all_machines
 from provisioner.models import Environment, ProbeResult, Role
 from provisioner.recording.isolation import DETAIL_CHARACTERS, MOST_DIFFERENCES, PROOF, Answer, Proof, clean
@@ -24,6 +25,38 @@ from provisioner.redaction import Redactor
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.files import write_atomically
+
+PROBE_SECONDS = 60
+# The longest answer that probes.py would accept has about half of this.
+ANSWER_LIMIT_BYTES = 1 << 20
+
+
+def probe_machine(connection: Connection, asked: Questions, program: str) -> tuple[ProbeResult, ...]:
+    """Asks one machine, and judges its answers.
+
+    Args:
+        connection: root's connection to the machine.
+        program: the text of guest/sent/probe.py.
+
+    Returns:
+        a result for each probe that it was asked, once for each user.
+
+    Raises:
+        IsolationError: the machine did not answer exactly what it was asked.
+    """
+    try:
+        answer = connection.run(
+            ["probe.py"],
+            program=f"{program}\n\nmain({asked.request()!a})\n",
+            timeout_seconds=PROBE_SECONDS,
+            limit_bytes=ANSWER_LIMIT_BYTES,
+        )
+    except (TimeoutError, MachineLostError) as error:
+        raise IsolationError(
+            f"The isolation of the {asked.role} machine could not be probed: {type(error).__name__}.",
+            hint="Nothing of the task was started in it.",
+        ) from error
+    return evaluate(asked, answer.stdout)
 
 
 @dataclass
@@ -69,7 +102,7 @@ def _prove(
 
         def probe(role: Role, _: threading.Event) -> tuple[ProbeResult, ...]:
             asked = seen.asked[role] = probes.questions(environment, role, words[role], canary.ports, gateways)
-            seen.results[role] = probing.probe(connections[role], asked, program)
+            seen.results[role] = probe_machine(connections[role], asked, program)
             return seen.results[role]
 
         results_by_role = on_all_machines(environment.machines, probe)

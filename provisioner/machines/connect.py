@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from provisioner.clock import now
 from provisioner.errors import MachineLostError
-from provisioner.machines.admission import readmit, require_alive
+from provisioner.machines.create import create_shared_network
 from provisioner.models import Environment, Role
+from provisioner.progress import Progress
 from provisioner.session import Session
+from provisioner.ssh.calls import SOCKET, Calls
 from provisioner.ssh.connection import Connection
+from provisioner.ssh.kept_connection import START_SECONDS, KeptConnection, end_connection, keep_connection
+from provisioner.store.locks import locked
 
 
 def connect(session: Session, environment: Environment, role: Role) -> Connection:
@@ -24,3 +34,89 @@ def connect(session: Session, environment: Environment, role: Role) -> Connectio
     except MachineLostError:
         require_alive(session, environment, role)
         raise
+
+
+def require_alive(session: Session, environment: Environment, role: Role) -> None:
+    """Asks the cloud whether a machine runs, which says at once what its silence would say after minutes.
+
+    Raises:
+        MachineLostError: it has ended.
+    """
+    if session.cloud.alive(environment, role):
+        return
+    why = " Its time to live has ended." if environment.expires_at <= now() else ""
+    raise MachineLostError(
+        f"The {environment.hostname(role)} machine of {environment.id} is no longer running.{why}",
+        hint=f"provisioner destroy {environment.id} removes the environment.",
+    )
+
+
+def readmit(session: Session, environment: Environment) -> None:
+    """Opens the ways to an environment's machines for this controller's address, if it has another than at the start.
+
+    Raises:
+        HostError, InfrastructureError: the cloud does not do it, or another controller would have to.
+    """
+    if not session.cloud.is_locked_out(environment):
+        return
+    session.progress.note(f"{environment.id}: this controller's address has changed; letting the new one in")
+    with locked(session.home.locks / f"admission-{environment.id}"):
+        if not environment.full_internet:  # the routes there lead to controllers alone
+            create_shared_network(session, environment)
+        session.cloud.admit(environment)
+
+
+# After how long an operator reads why nothing happens.
+SILENCE_SECONDS = 5.0
+
+
+@contextlib.contextmanager
+def noted_after(seconds: float, progress: Progress, text: str) -> Iterator[None]:
+    """Tells the operator a text if the body takes longer."""
+    timer = threading.Timer(seconds, progress.note, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def connect_kept(session: Session, environment: Environment, role: Role) -> Calls:
+    """Returns what makes calls in a machine: over a connection that stays, or one of its own if that does not work.
+
+    Raises:
+        HostError, InfrastructureError, MachineLostError: as for connect.
+        UsageError: the machine is not up.
+    """
+    if why := session.cloud.standstill(environment, role):
+        raise MachineLostError(f"The {environment.hostname(role)} machine of {environment.id} cannot answer: {why}.")
+    login = session.environments.login(environment, role, "root")
+    path = session.environments.directory(environment.id) / f"connection-{role}"
+    where = f"{login.endpoint.host}:{login.endpoint.port}"
+    kept = KeptConnection(path, where, session.check, session.calls(environment, role))
+    silence = f"{environment.id}: the {environment.hostname(role)} machine does not answer yet; waiting up to 90 s"
+    with contextlib.suppress(OSError), noted_after(SILENCE_SECONDS, session.progress, silence):
+        if not kept.listens():
+            require_alive(session, environment, role)
+            readmit(session, environment)
+            with locked(path.with_suffix(".lock"), wait_seconds=START_SECONDS, make_parents=False):
+                if not kept.listens():
+                    known_hosts = path.parent / "keys" / f"known_hosts_{role}"
+                    keep_connection(login, known_hosts, path, SOCKET, session.check)
+        with KeptConnection(path, where, session.check) as unrecorded:
+            if unrecorded.answers():
+                return kept
+
+    return connect(session, environment, role)
+
+
+def end_kept(session: Session, environment: Environment) -> None:
+    """Ends the connections that are kept to an environment's machines.
+
+    Raises:
+        OSError: one of them cannot be ended now.
+    """
+    directory: Path = session.environments.directory(environment.id)
+    for role in environment.machines:
+        end_connection(directory / f"connection-{role}")

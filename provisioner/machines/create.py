@@ -6,16 +6,36 @@ from collections.abc import Mapping
 
 from provisioner.clouds.defaults import UNFINISHED
 from provisioner.errors import CapacityError, InfrastructureError, TerraformError
-from provisioner.machines.stacks import stack_of
 from provisioner.models import Distribution, Endpoint, Environment, Role
 from provisioner.session import Session
 from provisioner.ssh.keys import KeyPair, ed25519_key_pair, rsa_key_pair
 from provisioner.store.files import write_atomically
 from provisioner.store.locks import locked
+from provisioner.terraform.process import product_that_runs
 from provisioner.terraform.render import EnvironmentSpec, MachineSpec, render_network, render_stack
-from provisioner.terraform.requirements import product_that_runs
 from provisioner.terraform.stack import Stack
 from provisioner.version import __version__
+
+# Prefix of the names of stacks that environments share.
+NETWORK_STACK = "network-"
+
+
+def stack_of(session: Session, environment: Environment) -> Stack:
+    """Returns the Terraform root that the environment belongs to."""
+    variables = session.cloud.terraform_variables
+    return Stack(session.home.stacks / environment.stack, check=session.check, cloud_variables=variables)
+
+
+def discard_unused_stacks(session: Session) -> None:
+    """Removes the directories of stacks without environments, which a crash during their removal leaves behind."""
+    # Directories first: a record is written before its stack.
+    directories = [path for path in session.home.stacks.glob("*/") if not path.name.startswith((".", NETWORK_STACK))]
+    if session.environments.unreadable():
+        return
+    in_use = {environment.stack for environment in session.environments.readable()}
+    for directory in directories:
+        if directory.name not in in_use:
+            Stack(directory).discard()
 
 
 def aux_user(distribution: Distribution | None) -> str:

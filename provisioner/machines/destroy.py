@@ -7,11 +7,10 @@ import time
 from provisioner.best_effort import SURVIVABLE, best_effort, best_effort_within, describe
 from provisioner.clock import now
 from provisioner.errors import InfrastructureError, ProvisionerError, StillThereError
-from provisioner.machines import reservations
-from provisioner.machines.kept import end_kept
-from provisioner.machines.logs import keep_logs
-from provisioner.machines.recordings import is_archived, keep_captures, sealed
-from provisioner.machines.stacks import stack_of
+from provisioner.machines import launch
+from provisioner.machines.connect import end_kept
+from provisioner.machines.create import stack_of
+from provisioner.machines.recordings import is_archived, keep_captures, keep_logs, sealed
 from provisioner.models import Environment, Status
 from provisioner.session import Session
 from provisioner.terraform.stack import Stack
@@ -53,7 +52,7 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
         InfrastructureError: all is gone, but a reservation could not be settled; it stays, with its record.
     """
     session = session.steady()
-    ran = {environment.id: reservations.still_runs(session, environment) for environment in environments}
+    ran = {environment.id: launch.still_runs(session, environment) for environment in environments}
     environments = tuple(marked(session, environment, "destroying") for environment in environments)
     stack = stack_of(session, environments[0])
     failure: BaseException | None = None
@@ -100,7 +99,7 @@ def _conclude(session: Session, environment: Environment, *, ran: bool | None) -
     problem = ""
     step = "its reservation is not settled"
     try:
-        reservations.settle(session, environment, ran=ran)
+        launch.settle(session, environment, ran=ran)
         step = "its record is not archived"
         if is_archived(session, environment):
             session.environments.forget(environment.id)

@@ -24,7 +24,7 @@ from provisioner.models import Destination, Environment
 from provisioner.session import Phases, Session
 from provisioner.signals import wait
 from provisioner.store.environments import new_id
-from provisioner.terraform import requirements
+from provisioner.terraform import process
 
 BOOT_ID = ["cat", "/proc/sys/kernel/random/boot_id"]
 # What ends a machine at its time, inside of it.
@@ -72,7 +72,7 @@ ALL_COMBINATIONS = tuple(
 
 def ready(session: Session) -> str:
     """Checks the controller, the credentials, their rights and the account's roles."""
-    problems = [*requirements.problems(session.cloud.least_terraform), *session.cloud.problems()]
+    problems = [*process.problems(session.cloud.least_terraform), *session.cloud.problems()]
     for problem, remedy in problems:
         raise HostError(problem, hint=remedy)
     return " ".join(session.cloud.notes()) or "ready"

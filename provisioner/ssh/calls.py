@@ -18,6 +18,7 @@ from provisioner.errors import CommandTimeoutError, MachineLostError, NotStarted
 from provisioner.recording.calls import Call, CallLog
 from provisioner.ssh import exchange, exec_frames
 from provisioner.ssh.exchange import (
+    OUTPUT_LIMIT_BYTES,
     Completed,
     Deadline,
     Exchange,
@@ -28,7 +29,6 @@ from provisioner.ssh.exchange import (
     transfer_seconds,
 )
 from provisioner.ssh.exec_frames import ExecViolation
-from provisioner.ssh.output_buffer import OUTPUT_LIMIT_BYTES
 from provisioner.validation import shown
 
 # The exec server's, in each machine.

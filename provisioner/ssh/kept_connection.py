@@ -23,7 +23,7 @@ from provisioner.errors import ProvisionerError
 from provisioner.recording.calls import CallLog
 from provisioner.signals import no_check
 from provisioner.ssh.calls import Calls
-from provisioner.ssh.login import Login
+from provisioner.ssh.keys import Login
 from provisioner.ssh.openssh import CIPHERS, KEY_EXCHANGES, MACS, ssh_command
 
 # How long a connection is kept that no command uses.

@@ -6,7 +6,10 @@ The library takes long to import and most commands generate no key, so functions
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from provisioner.models import Endpoint
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -55,3 +58,24 @@ def _key_pair(key: Ed25519PrivateKey | RSAPrivateKey, private_format: PrivateFor
     private = key.private_bytes(Encoding.PEM, private_format, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return KeyPair(private.decode(), public.decode())
+
+
+@dataclass(frozen=True)
+class Login:
+    """Names a user on a machine and the keys by which the two recognise each other.
+
+    Args:
+        endpoint: where sshd listens for the controller.
+        user: the SSH user.
+        private_key: path of an Ed25519 private key in OpenSSH form.
+        host_key: the only host key that is accepted, `TYPE BASE64`.
+        via: another machine, if the endpoint can be reached only from there.
+        pidfile: locked by a process, if the endpoint can be reached only from that process's network.
+    """
+
+    endpoint: Endpoint
+    user: str
+    private_key: Path
+    host_key: str
+    via: Login | None = None
+    pidfile: Path | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from provisioner.ssh.login import Login
+from provisioner.ssh.keys import Login
 from provisioner.ssh.namespaces import proxy_command
 
 # Only what cannot be broken. curve25519 is the cheapest for an emulated CPU; the others are for hardened images.

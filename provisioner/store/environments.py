@@ -15,8 +15,7 @@ from provisioner import strict_json
 from provisioner.best_effort import SURVIVABLE
 from provisioner.errors import DamagedRecordError, HostError, UsageError
 from provisioner.models import Endpoint, Environment, Role
-from provisioner.ssh.keys import KeyPair
-from provisioner.ssh.login import Login
+from provisioner.ssh.keys import KeyPair, Login
 from provisioner.store.files import remove_tree, sync, write_atomically
 from provisioner.store.home import Home
 from provisioner.store.locks import is_locked, locked

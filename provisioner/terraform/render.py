@@ -17,7 +17,7 @@ from pydantic import Field, SerializeAsAny
 from provisioner import package_data
 from provisioner.clouds.module_variables import ModuleVariables
 from provisioner.models import Destination, Record, Role
-from provisioner.terraform.requirements import LEAST_OPENTOFU
+from provisioner.terraform.process import LEAST_OPENTOFU
 
 VALUES = "environments.auto.tfvars.json"
 NETWORK_VALUES = "network.auto.tfvars.json"

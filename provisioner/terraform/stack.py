@@ -25,9 +25,8 @@ from provisioner.signals import no_check
 from provisioner.store.files import read_end, write_atomically
 from provisioner.store.locks import is_locked
 from provisioner.terraform import process
-from provisioner.terraform.process import LOCK, LOG
+from provisioner.terraform.process import LOCK, LOG, OPENTOFU, TERRAFORM, product_that_runs
 from provisioner.terraform.render import VALUES
-from provisioner.terraform.requirements import OPENTOFU, TERRAFORM, product_that_runs
 from provisioner.terraform.transcript import THROTTLED, Tell, Transcript
 
 # Pauses before the second and the third attempt; there is no fourth.

@@ -10,8 +10,7 @@ from typing import Any
 from provisioner.errors import TerraformError
 from provisioner.printable import beginning
 from provisioner.progress import NOTE_OF_A_PROGRAM
-from provisioner.terraform.process import Message
-from provisioner.terraform.requirements import OPENTOFU, TERRAFORM
+from provisioner.terraform.process import OPENTOFU, TERRAFORM, Message
 
 THROTTLED = "the cloud throttles requests"
 SESSION_ENDED = "the session of the credentials has ended"

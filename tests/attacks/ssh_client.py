@@ -17,7 +17,7 @@ from typing import Any
 
 from provisioner.models import Endpoint
 from provisioner.ssh import connection as ssh
-from provisioner.ssh.login import Login
+from provisioner.ssh.keys import Login
 from tests.waiting import BOUND_SECONDS
 
 # What the host must survive if the attack succeeds.

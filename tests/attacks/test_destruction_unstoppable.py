@@ -24,7 +24,7 @@ from provisioner.environment import lifecycle, run, sweep
 from provisioner.environment.selection import destroy_damaged
 from provisioner.errors import DamagedRecordError, InfrastructureError, ProvisionerError, StillThereError, TaskError
 from provisioner.family.loader import TaskFamily
-from provisioner.machines import destroy, reservations
+from provisioner.machines import destroy, launch
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import EnvironmentStore
@@ -51,7 +51,7 @@ STEPS = {
     "console": "tests.unit.fakes.cloud.FakeCloud.console",
     "terraform-log": "provisioner.terraform.stack.Stack.log_text",
     "redaction": "provisioner.redaction.Redactor.redact",
-    "log-file": "provisioner.machines.logs.write_atomically",
+    "log-file": "provisioner.machines.recordings.write_atomically",
     "logs": "provisioner.machines.destroy.keep_logs",
     "teardown": "provisioner.environment.operations.teardown",
     "login": "provisioner.environment.lifecycle.connect",
@@ -59,12 +59,12 @@ STEPS = {
     "terraform": "provisioner.terraform.stack.Stack.remove",
     "alive": "tests.unit.fakes.cloud.FakeCloud.alive",
     "stack-files": "provisioner.terraform.stack.Stack.forget",
-    "lease": "provisioner.store.leases.Leases.release",
+    "lease": "provisioner.store.locks.Leases.release",
 }
 # Those after which a record stays, so that the same command tries again: the machines are gone all the same.
 LATE_STEPS = {
     "record-write": "provisioner.store.environments.write_atomically",
-    "settlement": "provisioner.machines.reservations.settle",
+    "settlement": "provisioner.machines.launch.settle",
     "archive": "provisioner.store.environments.EnvironmentStore.archive",
 }
 
@@ -107,7 +107,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch, path: str, error: Callable[[], BaseE
 
 def running(session: Session) -> Environment:
     """An environment that has a reservation, a lease, a teardown, and has started."""
-    return up(session, reservations.reserve(session, environment(has_teardown=True)))
+    return up(session, launch.reserve(session, environment(has_teardown=True)))
 
 
 def unsettled(session: Session) -> list[str]:

@@ -36,8 +36,8 @@ from provisioner.errors import (
 )
 from provisioner.family.build_steps import load_build_steps
 from provisioner.family.env_file import load_env_file
+from provisioner.family.loader import check_module
 from provisioner.family.manifest import parse_manifest
-from provisioner.family.module import check_module
 from provisioner.family.scores import classify_score, parse_intermediate
 from provisioner.family.setup_data import parse_setup_data
 from provisioner.frames import frame as exec_frame

@@ -40,8 +40,8 @@ from provisioner.models import ScoreLogEntry
 from provisioner.redaction import Redactor
 from provisioner.driver.task_driver import STREAM_LIMIT_BYTES, TaskDriver
 from provisioner.ssh.exchange import Completed
-from provisioner.ssh.output_buffer import BoundedBuffer
-from provisioner.store.package_list import installed_packages
+from provisioner.ssh.exchange import BoundedBuffer
+from provisioner.store.images import installed_packages
 
 MIB = 1 << 20
 OK = b'{"status": "ok", "value": 1}'

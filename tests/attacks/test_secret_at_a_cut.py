@@ -13,7 +13,7 @@ import pytest
 
 from provisioner.driver.output_tee import OutputTee
 from provisioner.redaction import Redactor
-from provisioner.ssh.output_buffer import BoundedBuffer
+from provisioner.ssh.exchange import BoundedBuffer
 
 SECRETS = {
     "plain": "hunter2-0123456789abcdef",

@@ -18,7 +18,7 @@ from provisioner.driver.task_driver import TaskDriver
 from provisioner.environment import operations
 from provisioner.environment.run import run, run_tests
 from provisioner.errors import CommandTimeoutError, MachineLostError, ProvisionerError, TaskError
-from provisioner.machines import boot, logs
+from provisioner.machines import boot, recordings
 from provisioner.machines.boot import boot_machines
 from provisioner.models import Environment, ScoreLogEntry, TimeLimits
 from provisioner.session import Session
@@ -176,7 +176,7 @@ def test_the_wait_for_a_boot_ends_whatever_answers(
 def test_a_silent_journal_delays_nothing(
     session: Session, cloud: FakeCloud, hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "JOURNAL_SECONDS", 1)
+    monkeypatch.setattr(recordings, "JOURNAL_SECONDS", 1)
     env = up(session)
 
     def silent(*_: object) -> tuple[int, bytes, bytes]:
@@ -184,7 +184,7 @@ def test_a_silent_journal_delays_nothing(
         return 0, b"", b""
 
     monkeypatch.setattr(type(cloud.machine(env).guest), "_as_root", silent)
-    logs.keep_journals(session, env)
+    recordings.keep_journals(session, env)
 
 
 def test_a_score_log_never_makes_its_record_unreadable(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:

@@ -15,9 +15,8 @@ from provisioner.clouds.aws import stacks
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.network.region import Networks, find_network
 from provisioner.errors import HostError, StillThereError
-from provisioner.machines.create import create_machines, create_shared_network
+from provisioner.machines.create import create_machines, create_shared_network, stack_of
 from provisioner.machines.destroy import destroy_machines
-from provisioner.machines.stacks import stack_of
 from provisioner.models import Destination, Environment
 from provisioner.session import Session
 from tests.aws.account import CONTROLLER, NOTHING, REGION, Account, MakeEnvironment

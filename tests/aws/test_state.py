@@ -11,7 +11,7 @@ from provisioner.errors import InfrastructureError, TerraformError
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.session import Session
-from provisioner.terraform.requirements import OPENTOFU, TERRAFORM, product_that_runs
+from provisioner.terraform.process import OPENTOFU, TERRAFORM, product_that_runs
 from provisioner.terraform.stack import ERRORED_STATE, Stack
 from tests.aws.account import NOTHING, Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi

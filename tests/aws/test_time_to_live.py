@@ -11,12 +11,11 @@ from decimal import Decimal
 import pytest
 
 from provisioner.clock import now
-from provisioner.costs.budgets import Spending
+from provisioner.costs.ledger import Spending
 from provisioner.errors import BudgetError, StillThereError, UnavailableError
 from provisioner.family.manifest import Resources
-from provisioner.machines.create import create_machines
+from provisioner.machines.create import create_machines, stack_of
 from provisioner.machines.destroy import destroy_machines
-from provisioner.machines.stacks import stack_of
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.ttl import BUILDER_TTL

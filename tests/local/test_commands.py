@@ -20,10 +20,9 @@ from provisioner.copying import transfer
 from provisioner.environment import operations
 from provisioner.errors import TaskError
 from provisioner.frames import frame
-from provisioner.machines.connect import connect
-from provisioner.machines.kept import connect_kept
+from provisioner.machines.connect import connect, connect_kept
+from provisioner.ssh.exchange import OUTPUT_LIMIT_BYTES
 from provisioner.ssh.kept_connection import KeptConnection
-from provisioner.ssh.output_buffer import OUTPUT_LIMIT_BYTES
 from tests.command_line import CLI, answer, provisioner, started, variables
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 from tests.ports import reserved_port

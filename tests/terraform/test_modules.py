@@ -13,9 +13,8 @@ from provisioner import package_data
 from provisioner.clouds.aws.stacks import AwsVariables
 from provisioner.clouds.local.cloud import LocalVariables
 from provisioner.clouds.module_variables import ModuleVariables
-from provisioner.terraform.process import terraform_environment
+from provisioner.terraform.process import product_that_runs, terraform_environment, terraform_program
 from provisioner.terraform.render import EnvironmentSpec, render_stack
-from provisioner.terraform.requirements import product_that_runs, terraform_program
 from tests.terraform.conftest import machine
 from tests.waiting import BOUND_SECONDS
 

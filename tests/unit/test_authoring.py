@@ -19,7 +19,7 @@ from provisioner.family.checks.family_check import check_family
 from provisioner.family.checks.source import ATTRIBUTES, FUNCTIONS
 from provisioner.family.env_file import AUX_VM_VARIABLES, load_env_file
 from provisioner.family.manifest import parse_manifest
-from provisioner.images import family_files
+from provisioner.images import provisioning
 from provisioner.images.provisioning import ROOT as ROOT_ACCOUNT
 from provisioner.machines.create import aux_user
 from provisioner.models import Distribution
@@ -278,7 +278,7 @@ def test_the_reference_has_the_users_and_paths_of_the_code() -> None:
         str(ROOT_ACCOUNT.home), agent.HOME, f"{agent.HOME}/instructions.txt", operations.SUBMISSION, agent.SCAFFOLDING,
         "/protected", "/tmp", *(f"/home/{aux_user(each)}" for each in (None, other)),
     }  # fmt: skip
-    assert ROOT_ACCOUNT.home == PurePosixPath(family_files.HOME)
+    assert ROOT_ACCOUNT.home == PurePosixPath(provisioning.HOME)
 
 
 def test_the_manifest_that_the_reference_shows_is_valid() -> None:

@@ -9,7 +9,7 @@ from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
 from provisioner.clouds.registry import Where
 from provisioner.errors import HostError
-from provisioner.terraform import requirements
+from provisioner.terraform import process
 
 
 def register(app: typer.Typer) -> None:
@@ -20,8 +20,8 @@ def register(app: typer.Typer) -> None:
 def doctor(*, where: Where) -> Result:
     """Shows what this machine lacks for the cloud."""
     opened = session(where=where)
-    problems = [*requirements.problems(opened.cloud.least_terraform), *opened.cloud.problems()]
-    notes = [*requirements.notes(), *opened.cloud.notes()]
+    problems = [*process.problems(opened.cloud.least_terraform), *opened.cloud.problems()]
+    notes = [*process.notes(), *opened.cloud.notes()]
     data = {
         "problems": [{"problem": problem, "remedy": remedy} for problem, remedy in problems],
         "notes": notes,

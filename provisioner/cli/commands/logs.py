@@ -21,7 +21,7 @@ from provisioner.cli.sessions import session, session_of
 from provisioner.clock import now
 from provisioner.environment.outcomes import failed_parts
 from provisioner.errors import UsageError
-from provisioner.machines.logs import keep_logs
+from provisioner.machines.recordings import keep_logs
 from provisioner.models import Environment
 from provisioner.printable import PrintableStream, printable_lines
 from provisioner.session import Session

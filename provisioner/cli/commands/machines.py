@@ -22,7 +22,7 @@ from provisioner.cli.standard_input import StandardInput, terminal_size
 from provisioner.copying import transfer
 from provisioner.errors import AgentError, HostError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
-from provisioner.machines.kept import connect_kept
+from provisioner.machines.connect import connect_kept
 from provisioner.models import Environment, Role
 from provisioner.printable import PrintableStream
 from provisioner.ssh.openssh import ssh_command
@@ -157,7 +157,7 @@ def ssh(
     user: UserOption = None,
 ) -> Result:
     """Runs OpenSSH's client, which handles terminals well. One without a terminal is not recorded."""
-    from provisioner.machines.admission import readmit, require_alive  # take long to import, and only this needs them
+    from provisioner.machines.connect import readmit, require_alive  # take long to import, and only this needs them
 
     opened, environment = environment_session(env)
     role, chosen = _machine(environment, machine, user)

@@ -19,7 +19,7 @@ from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, guest_programs, pa
 from provisioner.errors import HostError, ImageBuildError
 from provisioner.models import BaseImage, Distribution, Role
 from provisioner.progress import Progress
-from provisioner.store import package_list
+from provisioner.store import images
 from provisioner.store.images import Image, ImageStore
 
 SUITES: dict[Distribution, str] = {"debian-12": "bookworm", "debian-13": "trixie"}
@@ -134,8 +134,8 @@ def _packages_of(tree: Path) -> tuple[str, ...]:
     """Returns the packages of the system in a tar archive."""
     with tarfile.open(tree, "r:") as archive:
         for member in archive:
-            if member.name.removeprefix("./") == package_list.STATUS and (file := archive.extractfile(member)):
-                return package_list.installed_packages(file.read(package_list.MAXIMUM_STATUS_BYTES))
+            if member.name.removeprefix("./") == images.STATUS and (file := archive.extractfile(member)):
+                return images.installed_packages(file.read(images.MAXIMUM_STATUS_BYTES))
     return ()
 
 

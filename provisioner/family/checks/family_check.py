@@ -18,9 +18,8 @@ from provisioner.family.checks.names import required_variables, task_findings, t
 from provisioner.family.checks.secrets import secret_findings
 from provisioner.family.checks.source import read_source
 from provisioner.family.explained import FILES
-from provisioner.family.loader import TaskFamily, load_family, locate_family
+from provisioner.family.loader import TaskFamily, check_module, load_family, locate_family
 from provisioner.family.manifest import FILE_NAMES, load_manifest
-from provisioner.family.module import check_module
 from provisioner.family.setup_data import unknown_task
 from provisioner.validation import listed
 

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from provisioner.family.build_steps import PIP_STEP
 from provisioner.family.checks.finding import Finding
 from provisioner.family.checks.source import FamilySource
-from provisioner.family.globs import matching
+from provisioner.family.files import matching
 from provisioner.family.loader import TaskFamily
 from provisioner.family.manifest import FILE_NAMES
 from provisioner.models import FileBuildStep

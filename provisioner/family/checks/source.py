@@ -11,8 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
-from provisioner.family.loader import TaskFamily
-from provisioner.family.module import CLASS_NAME, bound_names, class_bindings, parse_module, statements
+from provisioner.family.loader import CLASS_NAME, TaskFamily, bound_names, class_bindings, parse_module, statements
 
 # What the driver looks for in the class, beside its functions.
 ATTRIBUTES = ("standard_version", "required_environment_variables", "skip_chown_after_start")

@@ -34,10 +34,9 @@ from provisioner.errors import (
     UsageError,
 )
 from provisioner.family.loader import load_family
-from provisioner.machines import reservations
+from provisioner.machines import launch
 from provisioner.machines.destroy import marked
-from provisioner.machines.logs import keep_logs
-from provisioner.machines.recordings import sealed
+from provisioner.machines.recordings import keep_logs, sealed
 from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, ScoreLogEntry, TaskSetup
 from provisioner.recording.published import check_results
 from provisioner.session import Session
@@ -267,7 +266,7 @@ def test_dropped_scores_keep_what_others_change(attempt: Attempt, monkeypatch: p
     def extend(session: Session, environment: Environment) -> None:
         session.environments.update(environment, expires_at=later)
 
-    monkeypatch.setattr(reservations, "take_lease", extend)
+    monkeypatch.setattr(launch, "take_lease", extend)
     monkeypatch.setattr(lifecycle, "score", raising(TaskError("No score.")))
     attempt.score(now())
     current = attempt.session.environments.find(attempt.id)
@@ -454,7 +453,7 @@ def test_what_the_agent_decided_stays_whatever_others_destroy(
 
 def test_a_full_disk_does_not_keep_what_shall_go(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     known = recorded(attempt)
-    monkeypatch.setattr("provisioner.machines.logs.write_atomically", raising(OSError("No space left on device")))
+    monkeypatch.setattr("provisioner.machines.recordings.write_atomically", raising(OSError("No space left on device")))
     monkeypatch.setattr(type(attempt.session.cloud), "console", lambda *_: "text", raising=False)
     keep_logs(attempt.session, known, attempt.session.environments.live_logs(known.id))
     monkeypatch.setattr("provisioner.store.environments.write_atomically", raising(OSError("No space left on device")))

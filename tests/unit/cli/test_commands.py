@@ -217,7 +217,7 @@ def test_an_unexpected_error_is_one_json_object_too(
     def fail(least: tuple[int, int]) -> NoReturn:
         raise error
 
-    monkeypatch.setattr("provisioner.terraform.requirements.problems", fail)
+    monkeypatch.setattr("provisioner.terraform.process.problems", fail)
     done = provisioner("doctor", "--json")
     assert (done.code, done.json["error"]["exit_code"]) == (1, 1)
     assert done.json["error"]["message"].startswith(f"Unexpected {type(error).__name__}")

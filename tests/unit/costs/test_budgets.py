@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from provisioner.config import Settings, StandingBudgets
-from provisioner.costs.budgets import Spending
+from provisioner.costs.ledger import Spending
 
 AT = datetime(2026, 2, 28, 23, 59, tzinfo=UTC)
 

@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings, StandingBudgets
-from provisioner.costs.budgets import Spending
-from provisioner.costs.ledger import Budget, Entry, Ledger, totals
+from provisioner.costs.ledger import Budget, Entry, Ledger, Spending, totals
 from provisioner.costs.prices import cost, dollars, micro_usd
 from provisioner.errors import BudgetError, InfrastructureError
-from provisioner.machines import reservations
+from provisioner.machines.launch import reserve
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.session import Session
 from provisioner.store.home import Home
@@ -178,7 +177,7 @@ def test_ctrl_c_during_a_reservation_leaves_none(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(InterruptedByCommit, "interrupted", False)
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=InterruptedByCommit))
     with pytest.raises(KeyboardInterrupt):
-        reservations.reserve(session, environment)
+        reserve(session, environment)
     assert InterruptedByCommit.interrupted
     assert session.ledger.entries(unsettled=True) == []
 

@@ -13,8 +13,7 @@ from provisioner.driver.task_driver import ANSWER_OUTPUT_BYTES, STREAM_LIMIT_BYT
 from provisioner.errors import TaskError
 from provisioner.redaction import Redactor
 from provisioner.ssh.connection import Connection
-from provisioner.ssh.exchange import Completed
-from provisioner.ssh.output_buffer import OUTPUT_LIMIT_BYTES, BoundedBuffer, StreamSize
+from provisioner.ssh.exchange import OUTPUT_LIMIT_BYTES, BoundedBuffer, Completed, StreamSize
 
 
 class HostileMachine:

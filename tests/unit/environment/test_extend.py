@@ -10,11 +10,11 @@ from decimal import Decimal
 import pytest
 
 from provisioner.clock import now
-from provisioner.costs.budgets import Spending
+from provisioner.costs.ledger import Spending
 from provisioner.environment.extend import extend
 from provisioner.environment.lifecycle import destroy
 from provisioner.errors import BudgetError, Interrupted, LivenessLostError, MachineLostError, UsageError
-from provisioner.machines import reservations
+from provisioner.machines import launch
 from provisioner.models import Environment
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
@@ -27,7 +27,7 @@ HOUR = timedelta(hours=1)
 def running(session: Session, cloud: FakeCloud) -> Iterator[Environment]:
     """Brings up an environment for an hour, with 7 US dollars reserved."""
     cloud.usd = Decimal(3)
-    yield up(session, reservations.reserve(session, environment()))
+    yield up(session, launch.reserve(session, environment()))
     session.leases.release("env")
 
 

@@ -16,7 +16,7 @@ from provisioner.environment import lifecycle
 from provisioner.environment.run import AgentCommand, run, run_tests
 from provisioner.errors import AgentError, IsolationError, StillThereError, TaskError, UsageError
 from provisioner.family.loader import TaskFamily
-from provisioner.machines import reservations
+from provisioner.machines import launch
 from provisioner.machines.destroy import clear_away
 from provisioner.models import Environment
 from provisioner.recording import casts
@@ -172,13 +172,13 @@ def test_a_ctrl_c_as_the_destruction_begins_leaves_nothing(session: Session, clo
 def test_a_ctrl_c_just_after_the_reservation_settles_it(
     session: Session, cloud: FakeCloud, fam: TaskFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve = reservations.reserve
+    reserve = launch.reserve
 
     def interrupted(session: Session, environment: Environment) -> NoReturn:
         reserve(session, environment)
         raise KeyboardInterrupt("SIGINT")
 
-    monkeypatch.setattr(reservations, "reserve", interrupted)
+    monkeypatch.setattr(launch, "reserve", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(session, fam, "main", submission="7")
     assert_nothing_is_left(session, cloud)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from provisioner.clock import now
-from provisioner.costs.budgets import Spending
+from provisioner.costs.ledger import Spending
 from provisioner.environment import lifecycle, operations, snapshots
 from provisioner.errors import (
     BudgetError,
@@ -23,7 +23,7 @@ from provisioner.errors import (
     TaskError,
     UsageError,
 )
-from provisioner.machines import reservations
+from provisioner.machines import launch
 from provisioner.machines.apply_batcher import ApplyBatcher
 from provisioner.models import Environment, ScoreLogEntry
 from provisioner.session import Session
@@ -111,14 +111,14 @@ def test_a_copy_on_another_host_is_refused_before_creation(
 def test_a_copy_is_of_the_snapshot_that_was_read(
     session: Session, cloud: FakeCloud, pair: Environment, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, reserve = cloud.existing(), reservations.reserve
+    before, reserve = cloud.existing(), launch.reserve
 
     def reserve_late(session: Session, environment: Environment) -> Environment:
         snapshots.remove(session, "saved")
         snapshots.freeze(session, pair, "saved")
         return reserve(session, environment)
 
-    monkeypatch.setattr(reservations, "reserve", reserve_late)
+    monkeypatch.setattr(launch, "reserve", reserve_late)
     with pytest.raises(UsageError, match="was replaced by another one"):
         snapshots.up(session, "saved")
     assert cloud.existing() == before

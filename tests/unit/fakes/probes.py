@@ -11,7 +11,7 @@ PROMISED = ("neighbour ", "allowed ")
 def request_in(program: str) -> dict[str, Any]:
     """Returns the request in the text that is sent to the machine's Python."""
     call = program.splitlines()[-1]
-    # Not by ast: a thread of the product may parse a family at the same time (provisioner/family/module.py, _PARSING).
+    # Not by ast: a thread of the product may parse a family at the same time (provisioner/family/loader.py, _PARSING).
     request: dict[str, Any] = eval(call.removeprefix("main(").removesuffix(")"), {"__builtins__": {}})
     return request
 

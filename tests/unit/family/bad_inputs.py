@@ -16,8 +16,7 @@ from provisioner.family.build_steps import check_build_steps, parse_build_steps
 from provisioner.family.env_file import check_required, load_env_file
 from provisioner.family.loader import load_family
 from provisioner.family.manifest import parse_manifest
-from provisioner.family.setup_data import parse_setup_data, require_task
-from provisioner.family.vm_spec import parse_vm_spec
+from provisioner.family.setup_data import parse_setup_data, parse_vm_spec, require_task
 from provisioner.models import MachineSize, TaskSetup
 
 GOOD_MODULE = "class TaskFamily:\n    @staticmethod\n    def get_tasks():\n        return {}\n"

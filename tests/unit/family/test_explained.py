@@ -12,8 +12,7 @@ from provisioner.family.build_steps import load_build_steps, parse_build_steps
 from provisioner.family.explained import BUILD_STEPS, FILES, MANIFEST, METHODS, VMSPEC, explained
 from provisioner.family.loader import load_family
 from provisioner.family.manifest import parse_manifest
-from provisioner.family.setup_data import parse_setup_data
-from provisioner.family.vm_spec import parse_vm_spec
+from provisioner.family.setup_data import parse_setup_data, parse_vm_spec
 
 
 def family(directory: Path, text: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from provisioner.errors import TaskFamilyError
-from provisioner.family.globs import check_glob, matching
+from provisioner.family.files import check_glob, matching
 from provisioner.family.manifest import parse_manifest
 
 FILES = ("a", "a/b.txt", "a/c/.d.txt", "fam.py", "requirements.txt")

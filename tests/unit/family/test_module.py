@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import TaskFamilyError
-from provisioner.family.module import MAXIMUM_TOKENS, check_module, parse_module
+from provisioner.family.loader import MAXIMUM_TOKENS, check_module, parse_module
 
 TASKS = "    def get_tasks(): return {}\n"
 GOOD = {

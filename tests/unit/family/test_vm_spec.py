@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from provisioner.errors import TaskFamilyError
-from provisioner.family.vm_spec import parse_vm_spec
+from provisioner.family.setup_data import parse_vm_spec
 from provisioner.models import FileBuildStep, GpuSpec, ShellBuildStep, VMSpec
 
 RANGES: dict[str, Any] = {"cpu_count_range": [1, 2], "ram_gib_range": [0.5, 4]}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.family.loader import TaskFamily, load_family
-from provisioner.family.vm_spec import parse_vm_spec
+from provisioner.family.setup_data import parse_vm_spec
 from provisioner.images.layer_keys import (
     aux_image_name,
     aux_layer_names,

@@ -12,7 +12,7 @@ import pytest
 
 from provisioner.errors import ImageBuildError
 from provisioner.family.loader import TaskFamily
-from provisioner.family.vm_spec import parse_vm_spec
+from provisioner.family.setup_data import parse_vm_spec
 from provisioner.images import build, layers
 from provisioner.models import VMSpec
 from provisioner.session import Session

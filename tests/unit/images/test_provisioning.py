@@ -28,8 +28,7 @@ from provisioner.machines.connect import connect
 from provisioner.models import BaseImage, Endpoint, FileBuildStep, SetupData
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
-from provisioner.ssh.keys import ed25519_key_pair
-from provisioner.ssh.login import Login
+from provisioner.ssh.keys import Login, ed25519_key_pair
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Fails, Guest
 from tests.unit.fakes.sshd import Sshd

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.costs.budgets import Spending
+from provisioner.costs.ledger import Spending
 from provisioner.inspect import clean_up, compose, shared
 from provisioner.inspect.configuration import Configuration
 from provisioner.inspect.plain_family import TASK

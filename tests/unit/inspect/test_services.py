@@ -34,8 +34,7 @@ from provisioner.inspect.services import Container, ServiceSandbox, start
 from provisioner.models import Role
 from provisioner.ssh.calls import Calls
 from provisioner.ssh.connection import Connection
-from provisioner.ssh.exchange import Completed
-from provisioner.ssh.output_buffer import StreamSize
+from provisioner.ssh.exchange import Completed, StreamSize
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.inspect.conftest import Configured
 

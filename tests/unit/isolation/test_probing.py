@@ -10,7 +10,7 @@ import pytest
 
 from provisioner.clouds.guest_files import SENT
 from provisioner.errors import IsolationError, MachineLostError
-from provisioner.isolation import probing
+from provisioner.isolation import proof
 from provisioner.ssh.exchange import Completed
 from tests.unit.fakes.probes import honest_answers, request_in
 from tests.unit.isolation.test_probes import asked
@@ -35,7 +35,7 @@ class Machine:
 
 def test_the_program_is_sent_and_runs_from_no_file() -> None:
     machine: Any = Machine()
-    results = probing.probe(machine, asked(), PROGRAM)
+    results = proof.probe_machine(machine, asked(), PROGRAM)
     assert machine.ran == [["probe.py"]]
     assert {result.user for result in results} == {"root", "agent"}
 
@@ -48,4 +48,4 @@ def test_the_program_is_sent_and_runs_from_no_file() -> None:
 def test_no_valid_answer_counts_as_open(answer: bytes | Exception) -> None:
     machine: Any = Machine(answer)
     with pytest.raises(IsolationError, match="primary machine"):
-        probing.probe(machine, asked(), PROGRAM)
+        proof.probe_machine(machine, asked(), PROGRAM)

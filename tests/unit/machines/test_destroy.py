@@ -9,7 +9,7 @@ import pytest
 
 from provisioner.costs.ledger import Entry
 from provisioner.errors import InfrastructureError, StillThereError, TerraformError
-from provisioner.machines import reservations
+from provisioner.machines import launch
 from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Environment
@@ -21,7 +21,7 @@ from tests.unit.fakes.world import created, environment, told_of, up
 
 def reserved(session: Session, *new: Environment) -> list[Environment]:
     """Creates environments with machines, leases and reservations."""
-    return created(session, *(reservations.reserve(session, env) for env in new))
+    return created(session, *(launch.reserve(session, env) for env in new))
 
 
 def unsettled(session: Session) -> list[Entry]:

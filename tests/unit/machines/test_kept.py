@@ -13,9 +13,9 @@ import pytest
 
 from provisioner.environment import lifecycle
 from provisioner.errors import MachineLostError
-from provisioner.machines import kept
+from provisioner.machines import connect
+from provisioner.machines.connect import connect_kept, end_kept
 from provisioner.machines.destroy import destroy_machines
-from provisioner.machines.kept import connect_kept, end_kept
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.ssh import kept_connection
@@ -158,9 +158,9 @@ def test_a_machine_that_keeps_silent_is_told(
     session: Session, running: Environment, sshd: Sshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silence = f"{running.id}: the primary machine does not answer yet; waiting up to 90 s"
-    monkeypatch.setattr(kept, "SILENCE_SECONDS", 0.01)
+    monkeypatch.setattr(connect, "SILENCE_SECONDS", 0.01)
     # It answers only after the operator has been told.
-    monkeypatch.setattr(kept, "keep_connection", lambda *_: until(lambda: silence in told_of(session).notes))
+    monkeypatch.setattr(connect, "keep_connection", lambda *_: until(lambda: silence in told_of(session).notes))
     with connect_kept(session, running, "primary") as connection:
         assert connection.run(["echo", "own"], user="agent").stdout == b"own\n"
 

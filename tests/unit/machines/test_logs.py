@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.machines.logs import keep_journals, keep_logs
-from provisioner.machines.recordings import sealed
+from provisioner.machines.recordings import keep_journals, keep_logs, sealed
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment, up
@@ -91,6 +90,6 @@ def test_a_full_disk_keeps_no_log_and_raises_nothing(session: Session, monkeypat
     def full(*_: Any) -> Any:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("provisioner.machines.logs.write_atomically", full)
+    monkeypatch.setattr("provisioner.machines.recordings.write_atomically", full)
     keep_logs(session, env, session.environments.live_logs(env.id))
     assert kept(session) == {}

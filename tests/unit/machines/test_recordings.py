@@ -12,7 +12,7 @@ from provisioner.clock import now
 from provisioner.clouds.findings import Capture
 from provisioner.machines import recordings
 from provisioner.machines.destroy import clear_away
-from provisioner.machines.logs import keep_journals
+from provisioner.machines.recordings import keep_journals
 from provisioner.models import Environment, Outcome
 from provisioner.recording import manifest, packets
 from provisioner.recording.published import check_directory

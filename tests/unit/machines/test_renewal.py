@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.machines import renewal
+from provisioner.machines import boot
 
 # Stands in for what takes credentials from the host.
 CREDENTIALS = """
@@ -29,7 +29,7 @@ def test_a_machine_takes_its_new_keys_and_tells_sshd(tmp_path: Path, code: int) 
     for name in ("ssh_host_ed25519_key", "ssh_host_ed25519_key.pub", "authorized_keys.d/agent"):
         (keys / name).write_text("frozen\n")
     (tmp_path / "credentials").write_text(CREDENTIALS)
-    program = renewal._RENEW.replace('"perl", "/usr/lib/provisioner/credentials.pl"', f'"sh", "{tmp_path}/credentials"')
+    program = boot._RENEW.replace('"perl", "/usr/lib/provisioner/credentials.pl"', f'"sh", "{tmp_path}/credentials"')
     for path, stand_in in (
         ("/run/provisioner-renewal", "given"),
         ("/etc/ssh", "ssh"),

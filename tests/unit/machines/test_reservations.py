@@ -8,9 +8,9 @@ from decimal import Decimal
 
 import pytest
 
-from provisioner.costs.budgets import Spending
+from provisioner.costs.ledger import Spending
 from provisioner.errors import BudgetError, InfrastructureError
-from provisioner.machines import reservations
+from provisioner.machines import launch
 from provisioner.models import Endpoint
 from provisioner.session import Session
 from provisioner.store.locks import is_locked
@@ -24,7 +24,7 @@ HOUR = timedelta(hours=1)
 def test_the_worst_case_is_reserved_under_project_and_batch(session: Session, cloud: FakeCloud) -> None:
     cloud.usd = Decimal(3)
     session = replace(session, spending=Spending(command="c-1", project="p", batch="b"))
-    reserved = reservations.reserve(session, environment(batch="b"))
+    reserved = launch.reserve(session, environment(batch="b"))
     assert reserved.worst_usd_per_hour == 6
     [entry] = session.ledger.entries(unsettled=True)
     assert (entry.command, entry.project, entry.batch, entry.region) == ("c-1", "p", "b", "crater")
@@ -37,7 +37,7 @@ def test_a_launch_beyond_the_budget_leaves_no_lease_or_entry(session: Session, c
     cloud.usd = Decimal(3)
     session = replace(session, spending=Spending(budget=Decimal("6.99")))
     with pytest.raises(BudgetError, match="does not fit --budget"):
-        reservations.reserve(session, environment())
+        launch.reserve(session, environment())
     assert session.ledger.entries() == []
     assert not session.environments.lease("env").exists()
 
@@ -51,7 +51,7 @@ def test_an_interruption_after_the_reservation_settles_it(session: Session, monk
 
     monkeypatch.setattr(session.ledger, "reserve", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        reservations.reserve(session, environment())
+        launch.reserve(session, environment())
     [entry] = session.ledger.entries()
     assert entry.actual_micro_usd == 0
     assert not session.environments.lease("env").exists()
@@ -65,18 +65,18 @@ def test_an_interruption_after_the_reservation_settles_it(session: Session, monk
 def test_the_worst_case_covers_the_time_to_live_and_the_clean_up(usd: str, lives: timedelta, micro_usd: int) -> None:
     new = environment()
     priced = new.model_copy(update={"worst_usd_per_hour": Decimal(usd), "expires_at": new.created_at + lives})
-    assert reservations.worst_cost(priced) == micro_usd
+    assert launch.worst_cost(priced) == micro_usd
 
 
 def test_an_environment_runs_until_all_machines_have_ended(session: Session, cloud: FakeCloud) -> None:
     env = up(session)
-    assert reservations.still_runs(session, env) is True
+    assert launch.still_runs(session, env) is True
     cloud.faults.unreachable = True
-    assert reservations.still_runs(session, env) is None
+    assert launch.still_runs(session, env) is None
     cloud.faults.unreachable = False
     cloud.end_machine(env)
-    assert reservations.still_runs(session, env) is False
-    assert reservations.still_runs(session, env.model_copy(update={"endpoints": {}})) is None
+    assert launch.still_runs(session, env) is False
+    assert launch.still_runs(session, env.model_copy(update={"endpoints": {}})) is None
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_an_environment_runs_until_all_machines_have_ended(session: Session, clo
 def test_the_cost_of_the_time_that_it_ran_is_settled(
     session: Session, monkeypatch: pytest.MonkeyPatch, ran: bool | None, price: str | None, micro_usd: int
 ) -> None:
-    env = reservations.reserve(session, environment())
+    env = launch.reserve(session, environment())
     begin = env.created_at
-    monkeypatch.setattr(reservations, "now", lambda: begin + 2 * HOUR)
+    monkeypatch.setattr(launch, "now", lambda: begin + 2 * HOUR)
     priced = env.model_copy(
         update={"usd_per_hour": None if price is None else Decimal(price), "worst_usd_per_hour": Decimal(12)}
     )
-    reservations.settle(session, priced, ran=ran)
+    launch.settle(session, priced, ran=ran)
     [entry] = session.ledger.entries()
     assert entry.actual_micro_usd == micro_usd
     assert entry.ended_at == begin + {True: 2 * HOUR, False: HOUR, None: HOUR + TEARDOWN}[ran]
@@ -101,16 +101,16 @@ def test_the_cost_of_the_time_that_it_ran_is_settled(
 
 
 def test_a_clock_that_was_set_back_makes_no_life_cheap(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = reservations.reserve(session, environment().model_copy(update={"usd_per_hour": Decimal(6)}))
-    monkeypatch.setattr(reservations, "now", lambda: env.created_at - 2 * HOUR)
-    reservations.settle(session, env, ran=True)
+    env = launch.reserve(session, environment().model_copy(update={"usd_per_hour": Decimal(6)}))
+    monkeypatch.setattr(launch, "now", lambda: env.created_at - 2 * HOUR)
+    launch.settle(session, env, ran=True)
     [entry] = session.ledger.entries()
     assert (entry.actual_micro_usd, entry.ended_at) == (7_000_000, env.expires_at + TEARDOWN)
     session.leases.release("env")
 
 
 def test_settling_without_the_shared_database_asks_for_its_url(session: Session) -> None:
-    reservations.settle(session, environment(shared_ledger=True), ran=True)
+    launch.settle(session, environment(shared_ledger=True), ran=True)
     assert "PROVISIONER_DATABASE" in told_of(session).notes[0]
 
 
@@ -118,7 +118,7 @@ def test_the_lease_is_renewed_only_for_existing_machines(session: Session, cloud
     renewals: list[object] = []
     new = session.environments.save(environment())
     session = replace(session, leases=RecordingLeases(renewals))  # type: ignore[arg-type]
-    reservations.take_lease(session, new)
+    launch.take_lease(session, new)
     [renew] = renewals
     assert callable(renew)
     renew()
@@ -141,5 +141,5 @@ class RecordingLeases:
 def test_nothing_is_launched_if_the_ledger_cannot_be_used(session: Session) -> None:
     session.home.ledger.write_text("no database")
     with pytest.raises(InfrastructureError, match="cannot be used"):
-        reservations.reserve(session, environment())
+        launch.reserve(session, environment())
     assert not session.environments.lease("env").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provisioner.machines.stacks import discard_unused_stacks, stack_of
+from provisioner.machines.create import discard_unused_stacks, stack_of
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment

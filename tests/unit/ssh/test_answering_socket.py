@@ -12,9 +12,9 @@ import pytest
 
 from provisioner.errors import MachineLostError
 from provisioner.models import Endpoint
-from provisioner.ssh import answering_socket as module
-from provisioner.ssh.answering_socket import answering_socket
-from provisioner.ssh.login import Login
+from provisioner.ssh import connection as module
+from provisioner.ssh.connection import answering_socket
+from provisioner.ssh.keys import Login
 from tests.unit.fakes.clock import WaitingClock
 from tests.waiting import BOUND_SECONDS
 

@@ -21,9 +21,8 @@ from provisioner.copying.transfer import download, upload
 from provisioner.errors import CommandTimeoutError, MachineLostError, UsageError
 from provisioner.models import Endpoint
 from provisioner.ssh.connection import Connection
-from provisioner.ssh.keys import ed25519_key_pair
-from provisioner.ssh.login import Login
-from provisioner.ssh.output_buffer import BoundedBuffer
+from provisioner.ssh.exchange import BoundedBuffer
+from provisioner.ssh.keys import Login, ed25519_key_pair
 from tests.ports import reserved_port
 from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.sshd import Sshd

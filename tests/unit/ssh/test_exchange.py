@@ -13,9 +13,8 @@ import pytest
 
 from provisioner.frames import HEADER, frame
 from provisioner.ssh import exchange as exchange_module
-from provisioner.ssh.exchange import Completed, Deadline, Exchange, InputFeeder, Listener, OutputCollector
+from provisioner.ssh.exchange import Completed, Deadline, Exchange, InputFeeder, Listener, OutputCollector, StreamSize
 from provisioner.ssh.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDIN, STDIN_END, STDOUT
-from provisioner.ssh.output_buffer import StreamSize
 
 
 class ScriptedChannel:

@@ -14,10 +14,9 @@ import pytest
 
 from provisioner.errors import MachineLostError
 from provisioner.models import Endpoint
-from provisioner.ssh import answering_socket, connection, namespaces
+from provisioner.ssh import connection, namespaces
 from provisioner.ssh.connection import Connection
-from provisioner.ssh.keys import ed25519_key_pair
-from provisioner.ssh.login import Login
+from provisioner.ssh.keys import Login, ed25519_key_pair
 from provisioner.ssh.namespaces import SOCKETS_AT_ONCE, Sockets, proxy_command
 from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.enclosed import listening
@@ -78,7 +77,7 @@ def test_a_network_that_cannot_be_entered_is_tried_now_and_then(
 
     monkeypatch.setattr(namespaces, "_open_sockets", refuse)
     clock = WaitingClock()
-    for module in (answering_socket, connection):
+    for module in (connection, connection):
         monkeypatch.setattr(module, "time", clock)
     with pytest.raises(MachineLostError, match="did not answer in time"):
         Connection(login, 5)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from provisioner.ssh.output_buffer import BoundedBuffer, StreamSize
+from provisioner.ssh.exchange import BoundedBuffer, StreamSize
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import InfrastructureError
-from provisioner.store import leases as module
-from provisioner.store.leases import Leases
-from provisioner.store.locks import is_locked, locked
+from provisioner.store import locks as module
+from provisioner.store.locks import Leases, is_locked, locked
 from tests.waiting import BOUND_SECONDS
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provisioner.store.package_list import MAXIMUM_PACKAGES, installed_packages
+from provisioner.store.images import MAXIMUM_PACKAGES, installed_packages
 
 CURL = (
     b"Package: curl\nStatus: install ok installed\nArchitecture: amd64\nVersion: 7.88.1-10+deb12u8\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.terraform.requirements import (
+from provisioner.terraform.process import (
     OPENTOFU,
     TERRAFORM,
     notes,

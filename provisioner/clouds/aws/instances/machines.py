@@ -19,7 +19,7 @@ from provisioner.clouds.findings import TerminationReason
 from provisioner.errors import HostError, InfrastructureError
 from provisioner.models import Environment, Role
 from provisioner.ssh.connection import Connection
-from provisioner.store.leases import LEASE
+from provisioner.store.locks import LEASE
 
 # EC2 API reference, StateReason: the machine was shut down from within.
 SWITCHED_OFF = "Client.InstanceInitiatedShutdown"

@@ -11,8 +11,7 @@ import pytest
 
 from provisioner.cli.commands import aws_check
 from provisioner.clock import now
-from provisioner.costs.budgets import Spending
-from provisioner.costs.ledger import Entry
+from provisioner.costs.ledger import Entry, Spending
 from provisioner.environment import lifecycle
 from provisioner.errors import BudgetError, HostError
 from provisioner.family.loader import load_family

@@ -18,7 +18,7 @@ from provisioner.environment.operations import IntermediateScore
 from provisioner.errors import UsageError
 from provisioner.models import ScoreLogEntry
 from provisioner.session import Session
-from provisioner.ssh.output_buffer import StreamSize
+from provisioner.ssh.exchange import StreamSize
 from provisioner.store.home import Home
 from tests.command_line import ROOT
 from tests.unit.conftest import CommandLine

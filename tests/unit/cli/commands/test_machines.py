@@ -13,7 +13,7 @@ from provisioner.cli.commands import machines
 from provisioner.cli.standard_input import StandardInput
 from provisioner.environment.agent import AgentResult
 from provisioner.session import Session
-from provisioner.ssh.output_buffer import StreamSize
+from provisioner.ssh.exchange import StreamSize
 from provisioner.store.locks import locked
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.world import environment, up

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from provisioner.errors import MissingVariablesError, TaskFamilyError, UsageError
-from provisioner.family import module
+from provisioner.family import loader
 from provisioner.family.checks.family_check import check_family, refuse_mistakes
 from provisioner.family.checks.finding import Rule
 from provisioner.family.loader import load_family
@@ -58,7 +58,7 @@ def test_a_directory_that_is_no_familys_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_module_that_is_too_large_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAXIMUM_TOKENS", 10)
+    monkeypatch.setattr(loader, "MAXIMUM_TOKENS", 10)
     assert found(checked(tmp_path, TWICE, task="none")) == ["warning not-checked fam.py"]
     refuse_mistakes(load_family(tmp_path / "fam"), "none", {})
 
