@@ -45,27 +45,34 @@ def full_name(image: str) -> str:
     return name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
-def bases(dockerfile: str, args: Mapping[str, str], contexts: Mapping[str, str]) -> set[str]:
-    """Returns the images that a Dockerfile's stages are made from, as far as it tells before it is built.
+def bases(dockerfile: str, args: Mapping[str, str], contexts: Mapping[str, str], target: str = "") -> set[str]:
+    """Returns the images that a Dockerfile's target is made from, as far as it tells before it is built.
 
     Args:
         args: build arguments.
         contexts: from the names of further contexts to images or directories.
+        target: the stage that is built, by its name or number; by default the last.
     """
     known: dict[str, str] = {}
-    stages: set[str] = set()
+    # What each stage is made from, by its name and its number: it refers to earlier stages only.
+    stages: dict[str, set[str]] = {}
     images: set[str] = set()
+    count = 0
     for kind, rest in _instructions(dockerfile):
-        if kind == "ARG" and not images:
+        if kind == "ARG" and not count:
             name, _, default = rest.partition("=")
             known[name.strip()] = args.get(name.strip(), default.strip().strip("\"'"))
             continue
         words = [word for word in _replaced(rest, known).split() if not word.startswith("--")]
-        sources = words[:1] if kind == "FROM" else _SOURCE.findall(_replaced(rest, known))
-        images.update(source for source in sources if source.lower() not in stages)
+        if kind == "FROM":
+            images = set()
+        for source in words[:1] if kind == "FROM" else _SOURCE.findall(_replaced(rest, known)):
+            images |= stages.get(source.lower(), {source})
         if kind == "FROM":  # a stage may have the name of the image that it is made from
-            stages.update(word.lower() for word in words[2:])
-    return {contexts.get(image, image).removeprefix("docker-image://") for image in images}
+            stages.update(dict.fromkeys([str(count), *(word.lower() for word in words[2:])], images))
+            count += 1
+    reached = stages.get(target.lower(), images)
+    return {contexts.get(image, image).removeprefix("docker-image://") for image in reached}
 
 
 def _instructions(dockerfile: str) -> Iterator[tuple[str, str]]:

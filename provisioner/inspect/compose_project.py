@@ -179,6 +179,10 @@ class _Translation:
             },
             **{kind: self._given_files(kind, document.get(kind, {})) for kind in ("secrets", "configs")},
         }
+        keys: dict[str, str] = {}
+        for key, network in kept["networks"].items():
+            if not network.get("external") and (other := keys.setdefault(network.get("name", key), key)) != key:
+                self._refuse(f"networks.{key}.name", f"networks.{other} has the same: use that key alone")
         used = {name: each.get("image") or f"{PROJECT}-{name}" for name, each in services.items()}
         builds, needs = {}, {}
         for name, service in services.items():
@@ -233,8 +237,12 @@ class _Translation:
                         f"{where}.ipam.config.{number}.subnet",
                         f"{subnet} overlaps {hits[0]}, the machine's own network: choose another, as 172.30.0.0/24",
                     )
-        own = "external" if network.get("name") not in _ENGINES_NETWORKS else ""
-        return {key: value for key, value in network.items() if key != own}
+        is_engines = network.get("name") in _ENGINES_NETWORKS
+        if is_engines and not network.get("external"):
+            self._refuse(
+                f"{where}.name", f"{network['name']} is the engine's own: choose another, or add `external: true`"
+            )
+        return {key: value for key, value in network.items() if is_engines or key != "external"}
 
     def _named_volume(self, name: str, volume: dict[str, Any]) -> dict[str, Any]:
         where = f"volumes.{name}"
@@ -289,7 +297,9 @@ class _Translation:
                 os.path.relpath(path, context) if inside else self._copied(f"{where}.dockerfile", path, "context")
             )
         self.dockerfiles.append(text)
-        return {"image": used[name], "build": build}, bases(text, given.get("args") or {}, contexts)
+        return {"image": used[name], "build": build}, bases(
+            text, given.get("args") or {}, contexts, given.get("target") or ""
+        )
 
     def _context(self, where: str, given: str, used: Mapping[str, str]) -> str:
         """Returns where the machine has a build's context, or the image that is one."""
@@ -509,7 +519,8 @@ def _is_online(service: dict[str, Any], networks: Mapping[str, dict[str, Any]]) 
     """Returns whether a service would reach the internet in Docker."""
     if mode := service.get("network_mode"):
         return mode != "none" and not mode.startswith("service:")
-    return not all(networks.get(name, {}).get("internal") for name in service.get("networks") or ["default"])
+    used = [networks.get(name, {}) for name in service.get("networks") or ["default"]]
+    return not all(network.get("internal") or network.get("name") == "none" for network in used)
 
 
 def _takes_ssh(port: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from provisioner.errors import UsageError
+from provisioner.inspect.build_order import bases
 from provisioner.inspect.compose import METADATA, read
 from provisioner.inspect.compose_project import SLICE, Project, translated
 
@@ -299,6 +300,23 @@ def test_an_external_network_that_the_engine_has_itself_stays_external(directory
     found = project(directory, text)
     assert json.loads(found.run)["networks"]["b"]["external"]
     assert found.notes == ()
+    assert found.online == ("web",)
+    assert project(directory, text.replace("bridge", "none")).online == ()
+
+
+@pytest.mark.parametrize(
+    ("networks", "said"),
+    [
+        ("{a: {external: true, name: n}, b: {external: true, name: n}}", "networks.b.name: networks.a has the same"),
+        ("{a: {name: n}, b: {external: true, name: n}}", "networks.b.name: networks.a has the same"),
+        ("{a: {name: bridge}, b: {}}", "networks.a.name: bridge is the engine's own: choose another"),
+        ("{a: {name: none}, b: {}}", "networks.a.name: none is the engine's own: choose another"),
+    ],
+    ids=["external", "own", "bridge", "none"],
+)
+def test_a_network_that_the_engine_could_not_make_is_named(directory: Path, networks: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        project(directory, f"services: {{web: {{image: x, networks: [a, b]}}}}\nnetworks: {networks}")
 
 
 def test_files_of_variables_are_read_as_docker_reads_them(directory: Path) -> None:
@@ -394,6 +412,24 @@ def test_a_stage_with_the_name_of_a_service_s_image_is_no_need_of_it(directory: 
         f"{name}: {{image: {name}, build: {{context: app, target: {name}}}}}" for name in ("web", "worker")
     )
     assert project(directory, f"services: {{{services}}}").images == ()
+
+
+def test_a_service_needs_only_the_images_that_its_target_reaches(directory: Path) -> None:
+    stages = ("debian:12 AS base", "base AS web", "web-image AS worker", "worker-image AS last")
+    (directory / "app" / "Dockerfile").write_text("".join(f"FROM {stage}\n" for stage in stages))
+    targets = {"late": "LAST", "worker": "worker", "web": "'1'"}
+    services = ", ".join(
+        f"{name}: {{image: {name}-image, build: {{context: app, target: {target}}}}}"
+        for name, target in targets.items()
+    )
+    found = project(directory, f"services: {{{services}}}")
+    assert list(json.loads(found.build)["services"]) == ["web", "worker", "late"]
+
+
+def test_a_stage_s_number_is_no_image() -> None:
+    text = "FROM debian:12\nRUN --mount=from=0,target=/y true\nFROM alpine\nCOPY --from=0 /x /x\n"
+    assert bases(text, {}, {}) == {"debian:12", "alpine"}
+    assert bases(text, {}, {}, "0") == {"debian:12"}
 
 
 def test_images_that_are_made_from_each_other_are_refused(directory: Path) -> None:
