@@ -32,18 +32,6 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
-def without_former_key(value: object, key: str, *, unused: object) -> object:
-    """Returns a record's fields without a key of earlier versions, if it says that what it stood for was not used.
-
-    Args:
-        value: what was read; anything but a mapping is returned as it is.
-        unused: the key's value where it was not used. A key with another value stays, and is refused.
-    """
-    if isinstance(value, dict) and value.get(key) == unused:
-        return {name: part for name, part in value.items() if name != key}
-    return value
-
-
 class ShellBuildStep(Record):
     """A build step of commands, run by one shell that stops at the first failure."""
 

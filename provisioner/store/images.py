@@ -10,11 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from provisioner import strict_json
 from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
-from provisioner.models import Record, SetupData, without_former_key
+from provisioner.models import Record, SetupData
 from provisioner.progress import Progress
 from provisioner.store.files import disk_bytes, remove_tree, write_atomically
 from provisioner.store.home import TEMPLATES, UNFINISHED, Home
@@ -100,11 +100,6 @@ class Image(Record):
     layers: tuple[str, ...] = ()
     step_seconds: tuple[float, ...] = ()
     install_seconds: float = 0.0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_former_key(cls, value: object) -> object:
-        return without_former_key(value, "setup_key", unused="")
 
 
 class Inputs(Record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -184,6 +185,15 @@ def test_an_unreadable_record_hides_no_other_image(home: Home) -> None:
         store.prune(set(), cloud="local", discard=lambda _: None, everything=True)
     assert f"remove the directory {home.images / 'family-a-1'}" in (caught.value.hint or "")
     assert store.finished("base-primary-1")
+
+
+def test_a_record_of_an_earlier_version_says_which_directory_to_remove(home: Home) -> None:
+    add(home, "family-a-1", "family", "a")
+    record = home.images / "family-a-1" / "image.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "setup_key": ""}))
+    with pytest.raises(InfrastructureError, match=r"image\.json cannot be read") as caught:
+        ImageStore(home).load("family-a-1")
+    assert f"remove the directory {record.parent}" in (caught.value.hint or "")
 
 
 def test_a_missing_image_is_a_usage_error(home: Home) -> None:
