@@ -52,7 +52,6 @@ _ENVIRONMENT = {
     "COMPOSE_EXPERIMENTAL_OCI_REMOTE": "false",
     "DOCKER_CONFIG": "/nonexistent",
 }
-# A thread of a process looks for it, or fetches it, while the others wait.
 
 
 def program(home: Home) -> Path:
@@ -61,8 +60,7 @@ def program(home: Home) -> Path:
     Raises:
         HostError: there is none, and it cannot be fetched.
     """
-    with _lock:
-        return _installed(os.environ.get("PATH", "")) or fetched(home)
+    return _installed(os.environ.get("PATH", "")) or fetched(home)
 
 
 def run(
@@ -245,7 +243,7 @@ _UNSET = re.compile(r'The \\?"(\w+)\\?" variable is not set')
 # What Compose reads on this computer: files of variables, which go into containers, and other compose files.
 _OF_VARIABLES = frozenset({"env_file", "label_file"})
 _READS = frozenset({"extends", "include", *_OF_VARIABLES})
-# The samples of a process mostly name the same file: one asks Compose, and the others wait for its answer.
+# The samples of a process mostly name the same file: one finds Compose and asks it, and the others wait for its answer.
 _lock = threading.Lock()
 
 

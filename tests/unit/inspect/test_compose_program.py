@@ -12,8 +12,9 @@ import pytest
 
 from provisioner.errors import HostError, UsageError
 from provisioner.inspect import compose
-from provisioner.inspect.compose import program, run
+from provisioner.inspect.compose import program, read, resolve, run
 from provisioner.store.home import Home
+from tests.homes import compose as debians_compose
 
 
 def _script(path: Path, text: str) -> Path:
@@ -52,6 +53,18 @@ def _kept(home: Home, text: str = "#!/bin/sh\n") -> Path:
 def test_the_operators_own_compose_is_taken(programs: Path, home: Home, version: str) -> None:
     own = _script(programs / "docker-compose", f'[ "$*" = "version --short" ] && echo {version}')
     assert program(home) == own
+
+
+@pytest.mark.timeout(60)
+def test_a_file_is_resolved_by_the_compose_that_is_found(
+    programs: Path, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compose, "program", program)
+    monkeypatch.setenv("PROVISIONER_HOME", str(home.root))
+    (programs / "docker-compose").symlink_to(debians_compose())
+    (tmp_path / "compose.yaml").write_text("services: {agent: {image: 'debian:12'}}\n")
+    resolved = resolve(read(str(tmp_path / "compose.yaml")), {})
+    assert resolved.document["services"]["agent"]["image"] == "debian:12"
 
 
 @pytest.mark.parametrize("answer", ["echo 2.20.9", "echo 1.29.2", "echo unknown", "exit 1", "exec sleep 600"])
