@@ -83,6 +83,9 @@ def forecast(
         build.primary_base(session, family), max(MINIMUM_DISK_GIB, *(size.disk_gib for size in sizes.values()))
     )
     building = session.cloud.costs({"primary": builder}, has_way_out=True, spot=False)
+    has_aux_vm = bool(spec) if setup else checked.has_aux_vm
+    may_have_aux_vm = has_aux_vm is None and bool(lines)
+    aux_vm = "an aux VM: its size is known once the image is built" if may_have_aux_vm else ""
     return Forecast(
         family=family.name,
         task=task,
@@ -92,12 +95,12 @@ def forecast(
         image=image,
         outlook="" if image else build.outlook(session, family),
         full_internet=setup.full_internet if setup else None,
-        has_aux_vm=bool(spec) if setup else checked.has_aux_vm,
+        has_aux_vm=has_aux_vm,
         needs=tuple(name for name in needs if name not in session.variables),
         machines=sizes,
         room=session.cloud.room(sizes),
         lines=lines,
-        not_included=session.cloud.not_priced(),
+        not_included="; ".join(part for part in (aux_vm, session.cloud.not_priced()) if part),
         limit_seconds=session.ttl.total_seconds(),
         worst_micro_usd=_worst(lines, session.ttl),
         builder_micro_usd=_worst(building, session.builder_ttl),

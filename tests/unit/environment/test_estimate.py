@@ -14,6 +14,7 @@ from provisioner.costs.prices import CostLine
 from provisioner.environment import planning
 from provisioner.environment.estimate import forecast
 from provisioner.errors import UsageError
+from provisioner.family.checks.family_check import Checked
 from provisioner.models import MachineSize, Role
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
@@ -62,6 +63,16 @@ def test_costs_cover_the_time_to_live_and_the_clean_up(session: Session, cloud: 
     assert (estimate.worst_micro_usd, estimate.builder_micro_usd) == (7_000_000, 13_000_000)
     assert estimate.limit_seconds == 3600
     assert [line.what for line in estimate.lines] == ["primary"]
+
+
+def test_costs_name_the_aux_vm_that_they_do_not_include(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    cloud.usd = Decimal(3)
+    fam = family(tmp_path)
+    assert forecast(session, fam, "main").not_included == "an aux VM: its size is known once the image is built"
+    assert forecast(session, fam, "main", Checked("fam", has_aux_vm=False)).not_included == ""
+    cloud.vendor_images = True
+    planning.plan(session, fam, "main")  # builds the image, which says that there is none
+    assert forecast(session, fam, "main").not_included == ""
 
 
 def test_a_cloud_without_prices_costs_nothing(session: Session, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def plan_result(
     # Until its image is built, a family's tasks may be unknown, and so may their aux VMs.
     unbuilt = sorted({task.family for task in tasks if task.forecast is None or task.forecast.image is None})
     complete = all(task.forecast for task in tasks)
+    sized = all(task.forecast and task.forecast.has_aux_vm is not None for task in tasks)
     runs = sum(task.runs or 0 for task in tasks)
     worst = sum((task.runs or 0) * task.forecast.worst_micro_usd for task in tasks if task.forecast)
     with_retries = worst * (1 + suite.retries)
@@ -51,7 +52,7 @@ def plan_result(
     }
     columns = COLUMNS + (COSTS if suite.is_billed else [])
     rows = [_row(task)[: len(columns)] for task in tasks]
-    lines = [table(columns, rows), "", " ".join(_summary(suite, runs, worst, complete))]
+    lines = [table(columns, rows), "", " ".join(_summary(suite, runs, worst, complete, sized))]
     lines.append(_room(at_once, memory_gib, complete and not unbuilt))
     if scarcity and capacity is not None and capacity < at_once:
         lines.append(too_many(at_once, capacity, scarcity))
@@ -89,12 +90,13 @@ def within(suite: Suite, capacity: int | None) -> Suite:
     return suite.model_copy(update={"concurrency": max(1, capacity)})
 
 
-def _summary(suite: Suite, runs: int, worst: int, complete: bool) -> list[str]:
+def _summary(suite: Suite, runs: int, worst: int, complete: bool, sized: bool) -> list[str]:
     """Returns sentences about all runs together.
 
     Args:
         worst: what the runs that are known cost at most, without retries, in millionths of a US dollar.
         complete: whether all runs are known.
+        sized: whether all their machines are known.
     """
     sentences = [
         f"{'' if complete else 'At least '}{runs} {'run' if runs == 1 else 'runs'} on {suite.cloud}, "
@@ -102,7 +104,12 @@ def _summary(suite: Suite, runs: int, worst: int, complete: bool) -> list[str]:
     ]
     if worst:
         with_retries = dollars(worst * (1 + suite.retries))
-        sentences.append(f"{dollars(worst)}; {with_retries} if every run needs all of its {suite.retries} retries.")
+        least = "" if sized else "At least "
+        sentences.append(
+            f"{least}{dollars(worst)}; {with_retries} if every run needs all of its {suite.retries} retries."
+        )
+        if not sized:
+            sentences.append("Aux VMs of families that are not built yet are not counted.")
     elif complete:
         sentences.append("Costs nothing: the machines are your own.")
     if not complete:

@@ -5,26 +5,32 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from decimal import Decimal
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 import yaml
 
-from provisioner.batch.context import BatchContext
+from provisioner.batch.context import BatchContext, TaskForecast
 from provisioner.batch.engine import RunState, State
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.rows import failed_row
 from provisioner.batch.suite import Run, load_suite
 from provisioner.cli.commands.batch import group, lookup
-from provisioner.cli.commands.batch.plan import within
+from provisioner.cli.commands.batch.plan import plan_result, within
 from provisioner.clock import now
 from provisioner.clouds.local.cloud import LocalCloud
+from provisioner.environment.estimate import forecast
 from provisioner.errors import StillThereError, UsageError
+from provisioner.family.checks.family_check import Checked
+from provisioner.session import Session
 from provisioner.store.environments import RECORD, derived_id
 from provisioner.store.home import Home
 from tests.command_line import ROOT
 from tests.unit.conftest import CommandLine
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.world import family
 
 SUITE = ROOT / "examples" / "batch" / "suite.yaml"
 
@@ -128,6 +134,15 @@ def test_a_plan_gives_no_count_for_unknown_tasks(provisioner: CommandLine, tmp_p
     path.write_text(yaml.safe_dump({**data, "families": [{"path": "unknown"}]}))
     shown = provisioner("batch", "plan", str(path)).stdout
     assert "At most 2 environments exist at once.\n" in shown
+
+
+def test_a_plan_says_at_least_while_an_aux_vm_is_not_known(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    cloud.usd = Decimal(3)
+    for has_aux_vm, least in ((None, True), (False, False)):
+        estimate = forecast(session, family(tmp_path), "main", Checked("fam", has_aux_vm=has_aux_vm))
+        task = TaskForecast(family="fam", task="main", runs=2, forecast=estimate)
+        shown = plan_result(load_suite(SUITE), [task]).text
+        assert (f" At least {estimate.worst_micro_usd * 2 // 10**6}." in shown, "Aux VMs of" in shown) == (least, least)
 
 
 @pytest.mark.parametrize(
