@@ -24,6 +24,16 @@ Outcome = Literal[
     "cancelled",
 ]
 
+# What views call the outcomes, the best first. Each has a colour and a shape in the report's templates.
+OUTCOMES = {
+    "scored": "scored",
+    "task_failed": "the task's own code failed",
+    "agent_failed": "the agent failed",
+    "timed_out": "the agent ran out of time",
+    "infrastructure_failed": "infrastructure failed",
+    "over_budget": "over budget",
+    "cancelled": "cancelled",
+}
 # The name of the phase that stands for all attempts but the last.
 EARLIER = "earlier attempts"
 

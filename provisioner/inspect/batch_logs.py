@@ -34,8 +34,7 @@ from pydantic import JsonValue
 from provisioner.batch.means import mean
 from provisioner.batch.records import Batch
 from provisioner.batch.report.evidence import Evidence
-from provisioner.batch.report.outcomes import OUTCOMES
-from provisioner.batch.results import Row
+from provisioner.batch.results import OUTCOMES, Row
 from provisioner.clock import elapsed
 from provisioner.costs.prices import MICRO
 from provisioner.printable import printable, printable_lines

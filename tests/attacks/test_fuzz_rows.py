@@ -17,8 +17,7 @@ from rich.console import Console
 
 from provisioner.batch.engine import RunState
 from provisioner.batch.records import Batch, Batches
-from provisioner.batch.report.outcomes import OUTCOMES
-from provisioner.batch.results import Row
+from provisioner.batch.results import OUTCOMES, Row
 from provisioner.batch.rows import collect_rows
 from provisioner.batch.serialization import serializer
 from provisioner.batch.suite import Run, Suite

@@ -89,7 +89,7 @@ def page_of(words: str) -> str:
     evidence = Evidence(
         instructions=words, submission=words, agent_output=words, log_name=words, log=words, machines={words: words}
     )
-    return render(batch, rows, AT, {each.key: evidence for each in rows})
+    return render(batch, rows, {each.key: evidence for each in rows})
 
 
 HARMLESS = Page(page_of("main"))

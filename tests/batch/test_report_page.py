@@ -15,8 +15,8 @@ import axe_playwright_python
 import pytest
 from playwright.sync_api import Browser, Page
 
-from provisioner.batch.report.outcomes import OUTCOMES
 from provisioner.batch.report.page import render
+from provisioner.batch.results import OUTCOMES
 from tests.batch import report_sample
 from tests.browser import chromium
 
@@ -37,7 +37,7 @@ def page_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     paths = {cloud: directory / f"{cloud}.html" for cloud in ("local", "aws")}
     for cloud, path in paths.items():
         rows, evidence = report_sample.rows(cloud), report_sample.evidence(cloud)
-        path.write_text(render(report_sample.batch(cloud), rows, report_sample.BEGIN, evidence))
+        path.write_text(render(report_sample.batch(cloud), rows, evidence))
     return paths
 
 
@@ -118,7 +118,7 @@ def test_axe_finds_nothing(browser: Browser, page_files: dict[str, Path], scheme
 def test_what_it_says_can_be_read_without_its_script(browser: Browser, page_files: dict[str, Path]) -> None:
     page = opened(browser, page_files["local"], java_script_enabled=False)
     body = page.inner_text("body")
-    for words in ("nightly", "planner-large", "the agent ran out of time", "Scores over time", "agents limited to 30m"):
+    for words in ("nightly", "planner-large", "the agent ran out of time", "How runs ended", "agents limited to 30m"):
         assert words in body
     assert "USD" not in body
     assert page.locator("li.run:visible").count() == 60
@@ -163,7 +163,7 @@ def test_runs_are_found_sorted_and_opened(browser: Browser, page_files: dict[str
 
 def test_a_smuggled_script_does_not_run(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "smuggled.html"
-    page_text = render(report_sample.batch(), report_sample.rows(), report_sample.BEGIN, {})
+    page_text = render(report_sample.batch(), report_sample.rows(), {})
     smuggled = '<script>document.title = "taken"</script><img src="x" onerror="document.title = \'taken\'">'
     path.write_text(page_text.replace("<main>", f"<main>{smuggled}"))
     page = opened(browser, path)

@@ -17,7 +17,7 @@ from provisioner.batch.suite import environment_id
 from provisioner.batch.workflow import MAX_ATTEMPTS
 from provisioner.environment.operations import SUBMISSION_KEPT
 from provisioner.errors import DamagedRecordError
-from provisioner.models import Environment
+from provisioner.models import MachineRecord
 from provisioner.printable import beginning
 from provisioner.recording import calls, isolation
 from provisioner.store.environments import EnvironmentStore
@@ -77,18 +77,21 @@ def is_own(batch: str, row: Row) -> bool:
 
 def _evidence(store: EnvironmentStore, row: Row, limit_bytes: int) -> Evidence:
     logs = store.logs(row.environment)
-    name, log = _telling_log(logs, row.outcome, limit_bytes)
-    known = _record(store, row.environment)
-    kept = logs / SUBMISSION_KEPT
+    telling = ((name, _end(logs / name, limit_bytes)) for name in _LOGS_OF.get(row.outcome, ()))
+    name, log = next(((name, text) for name, text in telling if text.strip()), ("", ""))
+    try:
+        record = store.record(row.environment)
+    except DamagedRecordError:
+        record = None
     proof = isolation.find(logs)
     return Evidence(
-        instructions=known.setup.instructions[:limit_bytes] if known else "",
-        submission=_beginning(kept, limit_bytes) if kept.is_file() else None,
+        instructions=record.setup.instructions[:limit_bytes] if record else "",
+        submission=_submission(logs / SUBMISSION_KEPT, limit_bytes),
         agent_output=_end(logs / AGENT_LOG, limit_bytes),
         log_name=name,
         log=log,
-        machines=_sizes(known) if known else {},
-        internet=known.full_internet if known else None,
+        machines={role: _size(record.machines[role]) for role in record.roles} if record else {},
+        internet=record.full_internet if record else None,
         calls=_calls(logs / calls.CALLS, limit_bytes),
         isolation=proof.compact() if proof else {},
         isolation_line=proof.line() if proof else "",
@@ -104,25 +107,9 @@ def _calls(path: Path, limit_bytes: int) -> str:
     return "\n".join(lines)[-limit_bytes:]
 
 
-def _record(store: EnvironmentStore, environment: str) -> Environment | None:
-    try:
-        return store.record(environment)
-    except DamagedRecordError:
-        return None
-
-
-def _telling_log(logs: Path, outcome: str, limit_bytes: int) -> tuple[str, str]:
-    texts = ((name, _end(logs / name, limit_bytes)) for name in _LOGS_OF.get(outcome, ()))
-    return next(((name, text) for name, text in texts if text.strip()), ("", ""))
-
-
-def _sizes(known: Environment) -> dict[str, str]:
-    machines = {role: known.machines[role] for role in known.roles}
-    return {
-        role: f"{machine.size.cpus} {'CPU' if machine.size.cpus == 1 else 'CPUs'}, {machine.size.memory_gib:g} GiB"
-        + (f", {machine.distribution}" if machine.distribution else "")
-        for role, machine in machines.items()
-    }
+def _size(machine: MachineRecord) -> str:
+    cpus = f"{machine.size.cpus} {'CPU' if machine.size.cpus == 1 else 'CPUs'}"
+    return ", ".join(filter(None, (cpus, f"{machine.size.memory_gib:g} GiB", machine.distribution)))
 
 
 def _end(path: Path, limit_bytes: int) -> str:
@@ -132,7 +119,7 @@ def _end(path: Path, limit_bytes: int) -> str:
         return ""
 
 
-def _beginning(path: Path, limit_bytes: int) -> str | None:
+def _submission(path: Path, limit_bytes: int) -> str | None:
     try:
         with path.open("rb") as file:
             return file.read(limit_bytes).decode(errors="replace")

@@ -13,7 +13,6 @@ from provisioner.batch.report.evidence import gather
 from provisioner.batch.report.page import render
 from provisioner.batch.results import Row, by_task_and_agent
 from provisioner.cli.output import Result, table
-from provisioner.clock import now
 from provisioner.costs.prices import MICRO, dollars
 from provisioner.errors import BudgetError, InfrastructureError, Interrupted, UsageError
 from provisioner.store.environments import EnvironmentStore
@@ -87,7 +86,7 @@ def write_report(home: Home, batch: Batch, rows: Sequence[Row], output: Path | N
     page = (output or Batches(home).directory(batch.id) / "report.html").absolute()
     try:
         evidence = gather(EnvironmentStore(home), batch.id, rows)
-        text = render(batch, rows, now(), evidence)
+        text = render(batch, rows, evidence)
         if page.exists() and not page.is_file():  # as /dev/stdout
             page.write_text(text, encoding="utf-8")
         else:

@@ -15,8 +15,7 @@ from rich.text import Text
 from provisioner.batch.engine import RunState
 from provisioner.batch.live_status import ActiveRun
 from provisioner.batch.records import Batch
-from provisioner.batch.report.outcomes import OUTCOMES
-from provisioner.batch.results import Row
+from provisioner.batch.results import OUTCOMES, Row
 from provisioner.batch.suite import Suite
 from provisioner.clock import elapsed, now
 from provisioner.costs.prices import MICRO, dollars

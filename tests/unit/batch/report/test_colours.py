@@ -13,8 +13,7 @@ import re
 import pytest
 
 from provisioner import package_data
-from provisioner.batch.report.outcomes import OUTCOMES, PARTS, part_of
-from provisioner.batch.results import EARLIER
+from provisioner.batch.results import OUTCOMES
 
 STYLE = (package_data.directory("templates") / "report" / "style.css").read_text()
 SHAPES = (package_data.directory("templates") / "report" / "macros.html.j2").read_text()
@@ -64,11 +63,9 @@ def lab(colour: tuple[float, float, float], vision: str) -> tuple[float, float, 
 
 @pytest.mark.parametrize("vision", VISIONS)
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("kind", ["outcomes", "parts", "agents"])
-def test_colours_differ_for_colour_blind_readers(scheme: str, vision: str, kind: str) -> None:
+def test_colours_differ_for_colour_blind_readers(scheme: str, vision: str) -> None:
     known = colours(scheme)
-    names = {"outcomes": list(OUTCOMES), "parts": [f"p{n}" for n in range(6)], "agents": [f"a{n}" for n in range(6)]}
-    for first, second in itertools.combinations(names[kind], 2):
+    for first, second in itertools.combinations(OUTCOMES, 2):
         distance = math.dist(lab(known[first], vision), lab(known[second], vision))
         assert distance > LEAST_DISTANCE, (first, second)
 
@@ -79,7 +76,7 @@ def test_contrasts_are_those_of_wcag_aa(scheme: str) -> None:
     for paper in ("page", "card"):
         assert contrast(known["ink"], known[paper]) >= 7
         assert contrast(known["soft"], known[paper]) >= 4.5
-    graphics = [*OUTCOMES, *(f"p{n}" for n in range(6)), *(f"a{n}" for n in range(6)), "mark", "range"]
+    graphics = [*OUTCOMES, "mark", "range"]
     assert {name for name in graphics if contrast(known[name], known["page"]) < 3} == set()
 
 
@@ -87,12 +84,3 @@ def test_each_outcome_has_a_shape_of_its_own() -> None:
     shapes = dict(re.findall(r'<symbol id="s-(\w+)"[^>]*>(.*?)</symbol>', SHAPES))
     assert shapes.keys() == OUTCOMES.keys()
     assert len(set(shapes.values())) == len(OUTCOMES)
-
-
-@pytest.mark.parametrize(
-    ("phase", "part"),
-    [("boot", "machines"), ("agent", "agent"), ("destroy", "clearing away"), (EARLIER, "earlier attempts"),
-     ("first score", "start"), ("of another version", "clearing away")],
-)  # fmt: skip
-def test_a_phase_belongs_to_a_part(phase: str, part: str) -> None:
-    assert list(PARTS)[part_of(phase)] == part
