@@ -22,6 +22,7 @@ from provisioner.clouds.registry import Where
 from provisioner.errors import Interrupted, ProvisionerError, UsageError
 from provisioner.printable import beginning, printable_lines
 from provisioner.signals import Interrupts, exit_code
+from provisioner.store.home import Home
 
 if TYPE_CHECKING:
     from provisioner.cli.terminal import TerminalProgress
@@ -152,10 +153,8 @@ def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
 
 def _what_still_exists() -> str | None:
     """Returns the hint after an interruption: none if no environment or image builder exists."""
-    from provisioner.cli.home import default_home  # which needs this module
-
-    with contextlib.suppress(OSError, ProvisionerError):
-        if not any(default_home().environments.glob("*/")):
+    with contextlib.suppress(OSError, RuntimeError):
+        if not any(Home.default().environments.glob("*/")):
             return None
     return "`provisioner list` shows what still exists."
 

@@ -75,18 +75,14 @@ def logs(
     if parts:
         return _list(environment, paths)
     if only and (not follow or _is_over(opened, environment)):
-        found = {path.stem for path in paths}
-        for name in only:
-            if name not in found:
-                raise UsageError(
-                    f"{environment.id} has no log {name!r}.",
-                    hint=f"`provisioner logs {environment.id} --list` lists them.",
-                )
+        hint = f"`provisioner logs {environment.id} --list` lists them."
+        for name in sorted({*only} - {path.stem for path in paths}):
+            raise UsageError(f"{environment.id} has no log {name!r}.", hint=hint)
         paths = [path for path in paths if path.stem in only]
     if follow:
         _follow(opened, environment, frozenset(only or ()), 10 if tail is None else tail)
         return Result({})
-    return shown_logs(environment.id, paths, tail)
+    return _shown(environment.id, paths, tail)
 
 
 def _fetch(opened: Session, environment: Environment) -> None:
@@ -130,7 +126,7 @@ def _list(environment: Environment, paths: list[Path]) -> Result:
     return Result({"environment": environment.id, "parts": found}, table(["PART", "BYTES", ""], rows))
 
 
-def shown_logs(environment: str, paths: list[Path], tail: int | None = None) -> Result:
+def _shown(environment: str, paths: list[Path], tail: int | None) -> Result:
     """Returns logs in their order; of those that are too long together, the ends.
 
     Args:
@@ -144,13 +140,12 @@ def shown_logs(environment: str, paths: list[Path], tail: int | None = None) -> 
         room_bytes -= len(ends[path])
     texts, whole_bytes, shown, empty = {}, {}, [], []
     for path in paths:
-        is_whole = sizes[path] <= len(ends[path])
-        data = ends.pop(path)
-        text = (data if tail is None else last_lines(data, tail)).decode(errors="replace")
-        heading = path.stem if is_whole else f"{path.stem}: its end; all of it is in {path}"
-        texts[path.stem] = text
-        if not is_whole:
+        data, heading = ends.pop(path), path.stem
+        if sizes[path] > len(data):
+            heading += f": its end; all of it is in {path}"
             whole_bytes[path.stem] = sizes[path]
+        text = (data if tail is None else last_lines(data, tail)).decode(errors="replace")
+        texts[path.stem] = text
         if sizes[path]:
             shown += [f"==> {heading} <==", _in_words(path.stem, text).rstrip(), ""]
         else:
@@ -162,11 +157,7 @@ def shown_logs(environment: str, paths: list[Path], tail: int | None = None) -> 
 
 def _in_words(name: str, text: str) -> str:
     """Returns a log with the messages alone where Terraform wrote lines of JSON (its "Machine-Readable UI")."""
-    return _OBJECT.sub(_message, text) if _is_of_terraform(name) else text
-
-
-def _is_of_terraform(name: str) -> bool:
-    return name.startswith("terraform")
+    return _OBJECT.sub(_message, text) if name.startswith("terraform") else text
 
 
 def _message(line: re.Match[str]) -> str:
@@ -189,15 +180,6 @@ def last_lines(data: bytes, count: int) -> bytes:
     return data[begin + 1 :]
 
 
-def _after_last(data: bytes, part: bytes) -> bytes | None:
-    """Returns what follows the last occurrence of a part, which is not empty; None if there is none.
-
-    Machines choose both. Python looks for them from the left in linear time, and from the right in a quadratic one.
-    """
-    found = data[::-1].find(part[::-1])
-    return None if found < 0 else data[len(data) - found :]
-
-
 class Followed:
     """Reads a log as it grows, is written anew, or moves to the archive.
 
@@ -216,33 +198,33 @@ class Followed:
         Args:
             path: where the log is now; it need not exist yet.
         """
-        data = self._new(path)
-        self._last = (self._last + data)[-OVERLAP_BYTES:]
-        return data
-
-    def _new(self, path: Path) -> bytes:
         try:
             with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 if self._offset is None:
+                    data = last_lines(read_end(path, MAXIMUM_LOGS_BYTES), self._tail)
                     self._offset = size
-                    return last_lines(read_end(path, MAXIMUM_LOGS_BYTES), self._tail)
-                if size == self._offset:
+                elif size == self._offset:
                     return b""
-                begin = self._offset - len(self._last)
-                file.seek(max(begin, 0))
-                is_longer = size > self._offset and file.read(len(self._last)) == self._last
-                file.seek(self._offset if is_longer else 0)
-                data = file.read(MAXIMUM_LOGS_BYTES)
-                self._offset = file.tell() if is_longer else size
-                return data if is_longer else self._after_overlap(data)
+                else:
+                    file.seek(max(self._offset - len(self._last), 0))
+                    is_longer = size > self._offset and file.read(len(self._last)) == self._last
+                    file.seek(self._offset if is_longer else 0)
+                    data = file.read(MAXIMUM_LOGS_BYTES)
+                    self._offset = file.tell() if is_longer else size
+                    data = data if is_longer else self._after_overlap(data)
         except FileNotFoundError:
             return b""
+        self._last = (self._last + data)[-OVERLAP_BYTES:]
+        return data
 
     def _after_overlap(self, data: bytes) -> bytes:
-        """Returns what follows the part that was shown, in a log whose middle or beginning was cut out."""
-        after = _after_last(data, self._last) if self._last else None
-        return b"[...]\n" + data[-OVERLAP_BYTES:] if after is None else after
+        """Returns what follows the last occurrence of what was shown; the log's end if that was cut out.
+
+        Machines choose both. Python looks for it from the left in linear time, and from the right in a quadratic one.
+        """
+        found = data[::-1].find(self._last[::-1]) if self._last else -1
+        return b"[...]\n" + data[-OVERLAP_BYTES:] if found < 0 else data[len(data) - found :]
 
 
 def _follow(opened: Session, environment: Environment, only: Collection[str], tail: int) -> None:
@@ -302,7 +284,7 @@ class FollowedLogs:
 
         A line of over 64 KiB is shown as it is.
         """
-        if not _is_of_terraform(name):
+        if not name.startswith("terraform"):
             return text
         begun = self._begun.pop(name, "") + text
         lines, end, rest = begun.rpartition("\n")

@@ -185,19 +185,12 @@ class BatchView:
             table.add_row(*map(Text, shown))
         if len(active_runs) > MAX_RUNS_SHOWN:
             table.add_row(Text(f"and {len(active_runs) - MAX_RUNS_SHOWN} more"))
-        late = sum(map(_is_scored_late, rows))
-        failures = Counter(
-            OUTCOMES[row.outcome] for row in rows if row.outcome != "scored" and not _is_scored_late(row)
-        )
         progress, *rest = summary(self._batch, states, rows, costs)
         heads = (f"{self._batch.id}: {progress}", *rest)
-        lines: list[Text | Table] = [*(Text(head, style="bold") for head in heads), table]
-        if late:
-            lines.append(Text(f"{late} timed out with a score", style="yellow"))
-        if failures:
-            text = ", ".join(f"{count} {outcome}" for outcome, count in failures.items())
-            lines.append(Text(text, style="red"))
-        return Group(*lines)
+        words = Counter(outcome_words(row) for row in rows if row.outcome != "scored")
+        failures = ", ".join(f"{count} {outcome}" for outcome, count in words.items())
+        red = [Text(failures, style="red")] if failures else []
+        return Group(*(Text(head, style="bold") for head in heads), table, *red)
 
 
 def last_said(output: str) -> str:
@@ -211,8 +204,8 @@ def _doing(states: Mapping[str, RunState], active_runs: Sequence[ActiveRun]) -> 
     parts = []
     for active_run in active_runs[:RUNS_NAMED]:
         duration = _duration(states, active_run)
-        facts = (active_run.phase, f"running for {duration}" if duration else "")
-        parts.append(": ".join(filter(None, (_without_batch(active_run.key), ", ".join(filter(None, facts))))))
+        facts = ", ".join(filter(None, (active_run.phase, f"running for {duration}" if duration else "")))
+        parts.append(_without_batch(active_run.key) + (f": {facts}" if facts else ""))
     if len(active_runs) > RUNS_NAMED:
         parts.append(f"and {len(active_runs) - RUNS_NAMED} more")
     return parts
