@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.clouds.local.network import captures
-from provisioner.clouds.local.vm import network_cards, qemu
+from provisioner.clouds.local.vm import qemu
 from provisioner.recording import packets
 from tests.waiting import BOUND_SECONDS
 
@@ -28,7 +28,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproc
     monkeypatch.chdir(tmp_path)
     argv = [qemu.PROGRAM, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg"]
     argv += ["-m", "32M", "-qmp", "unix:qmp.sock,server=on,wait=off", *qemu.confined(None)]
-    argv += [*network_cards.network(LINK, None), *network_cards.captured(LINK, None)]
+    argv += [*qemu.network(LINK, None), *qemu.captured(LINK, None)]
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL) as process:
         try:
             with qemu.wait_for_qmp(lambda: process.poll() is None, time.monotonic() + BOUND_SECONDS):

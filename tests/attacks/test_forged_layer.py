@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.clouds.local.cloud import LocalCloud
-from provisioner.clouds.local.frozen import pausing
+from provisioner.clouds.local.frozen import snapshots
 from provisioner.clouds.local.vm.disk_layers import UntrustworthyLayerError, create, note_below, put_over, require_plain
 from provisioner.config import Settings
 from provisioner.errors import ImageBuildError, InfrastructureError
@@ -101,7 +101,7 @@ class Obedient:
 def test_a_builders_disk_that_qemu_did_not_make_is_refused(
     tmp_path: Path, spoil: Callable[[Path], None], kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pausing, "held", lambda _: contextlib.nullcontext(Obedient()))
+    monkeypatch.setattr(snapshots, "held", lambda _: contextlib.nullcontext(Obedient()))
     home = Home(tmp_path / "home")
     home.make()
     builder = environment(kind="builder")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from provisioner.clouds.local.network.datagram_flows import MAX_FLOWS
+from provisioner.clouds.local.network.datagrams import MAX_FLOWS
 from tests.waiting import BOUND_SECONDS
 
 ROOT = Path(__file__).parents[2]

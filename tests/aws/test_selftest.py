@@ -18,7 +18,7 @@ from provisioner.cli import app
 from provisioner.cli.commands import aws_check
 from provisioner.errors import HostError
 from provisioner.models import Destination
-from provisioner.selftest import plan
+from provisioner.selftest import steps
 from provisioner.selftest.checks import ALL_COMBINATIONS, Combination
 from provisioner.selftest.steps import Step
 from provisioner.session import Session
@@ -69,7 +69,7 @@ def check(ec2_home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         monkeypatch.setattr(aws_check, "resolve", lambda _: (OUTSIDE,))
     if WHOLE and not REAL and not accelerator(cache()).startswith("kvm"):
         # So many machines at once boot in hours here, not in minutes. Costs grow with the time.
-        monkeypatch.setattr(plan, "CROWD_TTL", timedelta(hours=3))
+        monkeypatch.setattr(steps, "CROWD_TTL", timedelta(hours=3))
         monkeypatch.setattr(aws_check, "BUDGET_USD", Decimal(20))
         monkeypatch.setattr(aws_check, "LIMIT_USD", Decimal(10))
 
@@ -83,14 +83,14 @@ def check(ec2_home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 def test_all_steps_pass_on_a_strict_account(check: Check, ec2_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[Step] = []
-    announced = crowd() if WHOLE else plan.CROWD
+    announced = crowd() if WHOLE else steps.CROWD
 
-    def steps(sessions: dict[bool, Session], destination: Destination, **_: Any) -> list[Step]:
-        every = plan.steps(sessions, destination, ALL_COMBINATIONS if WHOLE else SAMPLE, announced)
+    def sampled(sessions: dict[bool, Session], destination: Destination, **_: Any) -> list[Step]:
+        every = steps.steps(sessions, destination, ALL_COMBINATIONS if WHOLE else SAMPLE, announced)
         planned.extend(step for step in every if WHOLE or step.name in SAMPLED_STEPS)
         return planned
 
-    monkeypatch.setattr(aws_check, "steps", steps)
+    monkeypatch.setattr(aws_check, "steps", sampled)
     done = check("--yes", "--json")
     answer = json.loads(done.out)
     print(done.err, Path(answer["report"]).read_text(), sep="\n")

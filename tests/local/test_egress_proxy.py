@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.clouds.local.network import egress_rules
-from provisioner.clouds.local.network.egress_counters import Counts, read
+from provisioner.clouds.local.network.egress import Counts, read
 from tests.unit.clouds.local.network import frame_maker
 from tests.waiting import BOUND_SECONDS, until
 

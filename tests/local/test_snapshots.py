@@ -16,7 +16,7 @@ import pytest
 
 from provisioner.clouds.local import machine
 from provisioner.clouds.local.frozen import snapshots, templates
-from provisioner.clouds.local.frozen.pausing import PAUSED_FILE
+from provisioner.clouds.local.frozen.snapshots import PAUSED_FILE
 from provisioner.models import BaseImage, Environment
 from provisioner.progress import Silence
 from provisioner.session import Session

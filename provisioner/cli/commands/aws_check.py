@@ -21,9 +21,18 @@ from provisioner.clouds.registry import Where
 from provisioner.costs.prices import MICRO, micro_usd
 from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.errors import UsageError
-from provisioner.selftest.plan import BUDGET_USD, BUILDER_TTL, LIMIT_USD, TTL, steps
-from provisioner.selftest.report import report
-from provisioner.selftest.steps import Outcome, Purse, Step, run_steps
+from provisioner.selftest.steps import (
+    BUDGET_USD,
+    BUILDER_TTL,
+    LIMIT_USD,
+    TTL,
+    Outcome,
+    Purse,
+    Step,
+    report,
+    run_steps,
+    steps,
+)
 from provisioner.session import Session
 from provisioner.store.files import write_atomically
 from provisioner.version import __version__

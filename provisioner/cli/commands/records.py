@@ -12,7 +12,7 @@ from provisioner.cli.home import default_home
 from provisioner.cli.options import PastEnvironmentArgument
 from provisioner.cli.output import Result, table
 from provisioner.clock import elapsed, now
-from provisioner.environment.outcomes import described
+from provisioner.environment.verdicts import described
 from provisioner.errors import InfrastructureError
 from provisioner.models import Endpoint, Environment
 from provisioner.recording.casts import parts_of

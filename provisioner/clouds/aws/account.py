@@ -10,9 +10,17 @@ import urllib.request
 from dataclasses import dataclass
 from functools import cached_property
 
-from provisioner.clouds.aws.answer_cache import AnswerCache
-from provisioner.clouds.aws.api import Api, asking, bucket_region
-from provisioner.clouds.aws.tags import CREATED_TAG, HOME_TAG, LEASE_TAG, OWNER_TAG, timestamp
+from provisioner.clouds.aws.api import (
+    CREATED_TAG,
+    HOME_TAG,
+    LEASE_TAG,
+    OWNER_TAG,
+    AnswerCache,
+    Api,
+    asking,
+    bucket_region,
+    timestamp,
+)
 from provisioner.config import Settings
 from provisioner.errors import HostError
 from provisioner.models import Environment

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from datetime import datetime
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import boto3
 from botocore.config import Config
@@ -181,3 +184,56 @@ def tag(resource: Any, key: str) -> str:
 def tagged(key: str, *values: str) -> list[dict[str, Any]]:
     """Returns filters for resources that carry a tag with one of these values."""
     return [{"Name": f"tag:{key}", "Values": list(values)}]
+
+
+# EC2 itself may take longer than this until it shows a change (EC2 developer guide, "Eventual consistency").
+SECONDS = 10.0
+
+T = TypeVar("T")
+
+
+class AnswerCache:
+    """Caches AWS's answers for some seconds. Threads with the same question wait for one request.
+
+    Args:
+        seconds: how long an answer counts.
+    """
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._asking: defaultdict[Hashable, threading.Lock] = defaultdict(threading.Lock)
+        self._answers: dict[Hashable, tuple[float, Any]] = {}
+
+    def get(self, key: Hashable, ask: Callable[[], T]) -> T:
+        """Returns the cached answer, or asks. A false answer, such as None, is not cached.
+
+        Args:
+            key: the question.
+            ask: gets the answer; what it raises is raised, and nothing is kept.
+        """
+        with self._lock:
+            asking = self._asking[key]
+        with asking:
+            at, kept = self._answers.get(key, (-self._seconds, None))
+            if kept and time.monotonic() - at < self._seconds:
+                value: T = kept
+                return value
+            answer = ask()
+            if answer:
+                self._answers[key] = (time.monotonic(), answer)
+            return answer
+
+
+HOME_TAG = "provisioner:home"
+OWNER_TAG = "provisioner:owner"
+ENVIRONMENT_TAG = "provisioner:environment"
+CREATED_TAG = "provisioner:created-at"
+# Only on instances and volumes, where it can be changed later.
+EXPIRY_TAG = "provisioner:expires-at"
+LEASE_TAG = "provisioner:lease-until"
+
+
+def timestamp(moment: datetime) -> str:
+    """Formats a time as our tags hold it."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

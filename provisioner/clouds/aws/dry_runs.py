@@ -12,10 +12,19 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from provisioner.clouds.aws.api import NO_LOGIN, REFUSED, THROTTLED, Api, asking, code_of
-from provisioner.clouds.aws.cleanup import tagged_resources
+from provisioner.clouds.aws.api import (
+    ENVIRONMENT_TAG,
+    LEASE_TAG,
+    NO_LOGIN,
+    OWNER_TAG,
+    REFUSED,
+    THROTTLED,
+    Api,
+    asking,
+    code_of,
+)
+from provisioner.clouds.aws.cleanup import clean_up
 from provisioner.clouds.aws.images import IMAGE_TAG
-from provisioner.clouds.aws.tags import ENVIRONMENT_TAG, LEASE_TAG, OWNER_TAG
 
 TAGS = [{"Key": OWNER_TAG, "Value": "dry-run"}, {"Key": ENVIRONMENT_TAG, "Value": "dry-run"}]
 # The documentation's network (RFC 5737): no rule is ever made of it.
@@ -38,7 +47,7 @@ def refused(api: Api, region: str, environment: str) -> list[str]:
     """
     ec2 = api.client("ec2", region)
     with asking("Looking at the environment"):
-        instance = tagged_resources.instances(api, region, environment)[0]
+        instance = clean_up.instances(api, region, environment)[0]
         vpc, subnet = str(instance["VpcId"]), str(instance["SubnetId"])
         ours = [{"Name": "vpc-id", "Values": [vpc]}, {"Name": "tag-key", "Values": [OWNER_TAG]}]
         group = str(instance["SecurityGroups"][0]["GroupId"])

@@ -14,8 +14,7 @@ from botocore.exceptions import ClientError
 from provisioner import strict_json
 from provisioner.clock import now
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.api import Api, asking, code_of, tag, tagged, tags_of
-from provisioner.clouds.aws.tags import HOME_TAG, OWNER_TAG
+from provisioner.clouds.aws.api import HOME_TAG, OWNER_TAG, Api, asking, code_of, tag, tagged, tags_of
 from provisioner.clouds.defaults import Images
 from provisioner.clouds.findings import OthersImage
 from provisioner.errors import ImageBuildError, InfrastructureError

@@ -7,10 +7,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from provisioner.clouds.aws.api import REFUSED, Api, asking, code_of
+from provisioner.clouds.aws.api import EXPIRY_TAG, LEASE_TAG, REFUSED, Api, asking, code_of
 from provisioner.clouds.aws.cleanup import schedules
 from provisioner.clouds.aws.images import VENDORS
-from provisioner.clouds.aws.tags import EXPIRY_TAG, LEASE_TAG
 
 # Tags of what is ours. A user with these rights alone cannot put them on anything that exists already.
 OURS = {"Null": {"aws:ResourceTag/provisioner:owner": "false"}}

@@ -10,9 +10,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from provisioner.clouds.aws.api import asking, code_of
+from provisioner.clouds.aws.api import ENVIRONMENT_TAG, asking, code_of
 from provisioner.clouds.aws.cleanup.schedules import ROLE, role_arn
-from provisioner.clouds.aws.tags import ENVIRONMENT_TAG
 
 POLICY = "terminate-provisioner-instances"
 SPOT_SERVICE = "spot.amazonaws.com"

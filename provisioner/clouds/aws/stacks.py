@@ -8,7 +8,7 @@ from typing import Annotated
 
 from provisioner.clouds.aws import images
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.api import SHOWN_SECONDS, Api
+from provisioner.clouds.aws.api import HOME_TAG, OWNER_TAG, SHOWN_SECONDS, Api
 from provisioner.clouds.aws.cleanup import schedules
 from provisioner.clouds.aws.instances import launch_rate, user_data
 from provisioner.clouds.aws.network import acl_rules
@@ -22,7 +22,6 @@ from provisioner.clouds.aws.network.region import (
     users_of,
     zones_of,
 )
-from provisioner.clouds.aws.tags import HOME_TAG, OWNER_TAG
 from provisioner.clouds.defaults import UNFINISHED, SharedNetwork, Stacks
 from provisioner.clouds.module_variables import ModuleVariables, StackValues, TerraformType
 from provisioner.errors import HostError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from provisioner import child_environment
 from provisioner.clouds.local import images
-from provisioner.clouds.local.frozen import pausing
+from provisioner.clouds.local.frozen import snapshots
 from provisioner.clouds.local.vm import disk, disk_layers, qemu
 from provisioner.errors import CapacityError, ImageBuildError, InfrastructureError
 from provisioner.models import MachineRecord
@@ -56,7 +56,7 @@ def copy(store: ImageStore, builder: MachineRecord, directory: Path, destination
         needed = sum(each.stat().st_blocks * 512 for each in layers if each.suffix != ".raw")
         if needed > room_bytes:
             raise CapacityError(f"The disk of this host has no room for another {needed / disk.GIB:.1f} GiB.")
-        with pausing.held(directory) as qmp:
+        with snapshots.held(directory) as qmp:
             qmp.execute("stop")  # QEMU then writes what it has not written yet
             disk_layers.copy(directory / disk.OVERLAY, copied)
         _complete(copied, _put_over_base(store, builder, directory, copied))

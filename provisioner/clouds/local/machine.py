@@ -31,17 +31,8 @@ from provisioner import child_environment
 from provisioner.clouds.local.frozen import sparse_files, templates
 from provisioner.clouds.local.network import captures, egress
 from provisioner.clouds.local.network.egress import start_program
-from provisioner.clouds.local.vm import (
-    confinement,
-    credential_port,
-    disk,
-    disk_layers,
-    machine_logs,
-    network_cards,
-    qemu,
-    shutdown,
-)
-from provisioner.clouds.local.vm.users import own_user
+from provisioner.clouds.local.vm import confinement, credential_port, disk, disk_layers, machine_logs, qemu, shutdown
+from provisioner.clouds.local.vm.processes import own_user
 from provisioner.progress import NOTE_OF_A_PROGRAM
 from provisioner.store.files import read_end
 from provisioner.store.locks import openers
@@ -175,7 +166,7 @@ def described(directory: Path, settings: Mapping[str, Any]) -> qemu.Launch:
         kernel=str(image.with_name("vmlinuz")),
         initrd=str(image.with_name("initrd.img")),
         kvm=(directory / "accelerator").read_text() == "kvm",
-        link=network_cards.link_sockets(directory.name, (directory / PEERS).read_text().split()),
+        link=qemu.link_sockets(directory.name, (directory / PEERS).read_text().split()),
         internet_fd=-1 if settings["full_internet"] or settings["allowed_destinations"] else None,
         user=own_user(directory.parent),
         capture=(directory / captures.WANTED).exists(),

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from provisioner.clouds.local import machine
-from provisioner.clouds.local.frozen import pausing
+from provisioner.clouds.local.frozen import snapshots
 from provisioner.clouds.local.network import captures
 from provisioner.clouds.local.vm import disk, machine_logs, qemu
 from provisioner.clouds.local.vm.credential_port import CredentialPort
@@ -143,7 +143,7 @@ def _resume(directory: Path) -> None:
 def _end_pause(directory: Path) -> None:
     """Resumes a machine whose freezing process died while the machine was paused."""
     with contextlib.suppress(OSError, ValueError, qemu.QMPError):  # the next round tries again
-        pausing.end_if_abandoned(directory, ANSWER_SECONDS)
+        snapshots.end_if_abandoned(directory, ANSWER_SECONDS)
 
 
 def _seconds_left() -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from provisioner.clock import now
-from provisioner.environment.outcomes import described, failed_parts
+from provisioner.environment.verdicts import described, failed_parts
 from provisioner.models import Breakdown, Outcome, ScoreLogEntry
 from tests.unit.fakes.world import environment
 

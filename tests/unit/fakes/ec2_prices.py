@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from provisioner.clouds.aws.costs.estimate import cost_lines
+from provisioner.clouds.aws.costs.pricing import cost_lines
 from provisioner.clouds.aws.instances.instance_catalogue import shipped
 from provisioner.clouds.aws.instances.instance_types import choose_builder, choose_machines
 from tests.unit.fakes.cloud import FakeCloud

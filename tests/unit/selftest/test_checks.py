@@ -13,7 +13,7 @@ from provisioner.errors import ProvisionerError, ShortageError
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.models import Destination, MachineSize, Role
 from provisioner.selftest import checks
-from provisioner.selftest.plan import FAMILY
+from provisioner.selftest.steps import FAMILY
 from provisioner.session import Session
 from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.cloud import FakeCloud

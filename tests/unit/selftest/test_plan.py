@@ -12,8 +12,7 @@ from provisioner.clouds.aws.instances.instance_catalogue import snapshot
 from provisioner.costs.prices import micro_usd
 from provisioner.family.loader import load_family
 from provisioner.models import Destination
-from provisioner.selftest.plan import BUDGET_USD, BUILDER_TTL, CROWD_TTL, FAMILY, LIMIT_USD, TTL, steps
-from provisioner.selftest.steps import run_steps
+from provisioner.selftest.steps import BUDGET_USD, BUILDER_TTL, CROWD_TTL, FAMILY, LIMIT_USD, TTL, run_steps, steps
 from provisioner.session import Session
 from provisioner.ttl import TEARDOWN
 from tests.unit.fakes.cloud import FakeCloud

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from provisioner.errors import HostError
-from provisioner.selftest.report import report, without_names
-from provisioner.selftest.steps import Outcome, StepResult
+from provisioner.selftest.steps import Outcome, StepResult, report, without_names
 
 
 def test_the_report_has_the_facts_the_steps_and_the_failure() -> None:

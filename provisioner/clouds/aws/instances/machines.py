@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from provisioner.clock import now
-from provisioner.clouds.aws import tags
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.api import asking
-from provisioner.clouds.aws.cleanup import schedules, tagged_resources
+from provisioner.clouds.aws.api import EXPIRY_TAG, LEASE_TAG, asking, timestamp
+from provisioner.clouds.aws.cleanup import clean_up, schedules
 from provisioner.clouds.aws.instance_watch import watch
 from provisioner.clouds.aws.instances import hardening, user_data
 from provisioner.clouds.aws.network import admission
@@ -85,7 +84,7 @@ class AwsMachines(Machines):
     def _instances(self, environment: Environment) -> list[dict[str, Any]]:
         if "region" not in environment.placement:  # nothing was placed yet, so nothing was created
             return []
-        return tagged_resources.instances(self.account.api, environment.placement["region"], environment.id)
+        return clean_up.instances(self.account.api, environment.placement["region"], environment.id)
 
     def console(self, environment: Environment, role: Role) -> str:
         """Returns the end of the serial console, as EC2 keeps it."""
@@ -118,8 +117,8 @@ class AwsMachines(Machines):
         """Moves the schedule, and what the tags say of it."""
         api, region = self.account.api, environment.placement["region"]
         schedules.move(api, region, environment.id, environment.expires_at)
-        expiry = {tags.EXPIRY_TAG: tags.timestamp(environment.expires_at)}
-        tagged_resources.retag(api, region, environment.id, expiry)
+        expiry = {EXPIRY_TAG: timestamp(environment.expires_at)}
+        clean_up.retag(api, region, environment.id, expiry)
 
     def is_locked_out(self, environment: Environment) -> bool:
         """Whether this controller has another address than when the environment was created."""
@@ -134,8 +133,8 @@ class AwsMachines(Machines):
 
     def renew_lease(self, environment: Environment) -> None:
         """Records in a tag until when other controllers should assume that this one is alive."""
-        until = {tags.LEASE_TAG: tags.timestamp(now() + LEASE)}
-        tagged_resources.retag(self.account.api, environment.placement["region"], environment.id, until)
+        until = {LEASE_TAG: timestamp(now() + LEASE)}
+        clean_up.retag(self.account.api, environment.placement["region"], environment.id, until)
 
 
 def _instance_id(environment: Environment, role: Role) -> str | None:

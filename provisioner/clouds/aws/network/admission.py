@@ -12,9 +12,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from provisioner.clouds.aws.api import Api, asking, code_of, tagged
+from provisioner.clouds.aws.api import ENVIRONMENT_TAG, Api, asking, code_of, tagged
 from provisioner.clouds.aws.network import acl_rules
-from provisioner.clouds.aws.tags import ENVIRONMENT_TAG
 from provisioner.models import Environment
 
 # In a placement: the networks of the controller that created the environment, apart by spaces.

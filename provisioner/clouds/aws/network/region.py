@@ -10,8 +10,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from provisioner.clouds.aws.api import SHOWN_SECONDS, Api, asking, code_of, tag, tagged
-from provisioner.clouds.aws.tags import HOME_TAG, OWNER_TAG
+from provisioner.clouds.aws.api import HOME_TAG, OWNER_TAG, SHOWN_SECONDS, Api, asking, code_of, tag, tagged
 from provisioner.errors import InfrastructureError
 from provisioner.models import Record
 

@@ -18,9 +18,67 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner import child_environment
-from provisioner.clouds.local.frozen import pausing, scratch_qemu, templates
+from provisioner.clouds.local.frozen import scratch_qemu, templates
 from provisioner.clouds.local.vm import disk, disk_layers, machine_logs, qemu
 from provisioner.store.files import read_end, write_atomically
+from provisioner.store.locks import is_locked, locked
+
+PAUSED_FILE = "paused"
+ANSWER_SECONDS = 10.0
+# How long QEMU may take to give up what it was writing.
+GIVING_UP_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[qemu.QMP]:
+    """Yields a control connection to a running machine, over which it may be paused; it resumes afterwards.
+
+    Args:
+        directory: the machine's.
+
+    Raises:
+        OSError, qemu.QMPError: QEMU does not answer, or does not resume the machine.
+    """
+    paused, new = directory / PAUSED_FILE, directory / f"{PAUSED_FILE}.new"
+    with locked(new):
+        new.rename(paused)  # under this name it was never unlocked
+        with qemu.QMP(directory, ANSWER_SECONDS) as qmp:
+            try:
+                yield qmp
+            finally:
+                _resume(qmp)
+                paused.unlink(missing_ok=True)
+
+
+def _resume(qmp: qemu.QMP) -> None:
+    qmp.execute("migrate_cancel")
+    deadline = time.monotonic() + GIVING_UP_SECONDS
+    while _is_writing(qmp) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    qmp.execute("cont")
+
+
+def _is_writing(qmp: qemu.QMP) -> bool:
+    status = qmp.execute("query-status")
+    return isinstance(status, dict) and status.get("status") == "finish-migrate"
+
+
+def end_if_abandoned(directory: Path, timeout_seconds: float) -> None:
+    """Resumes a machine if the process that paused it has ended without doing so.
+
+    Args:
+        directory: the machine's.
+        timeout_seconds: how long to wait for each of QEMU's answers.
+
+    Raises:
+        OSError, qemu.QMPError: QEMU does not answer, or refuses.
+    """
+    paused = directory / PAUSED_FILE
+    if paused.exists() and not is_locked(paused):
+        with qemu.QMP(directory, timeout_seconds) as qmp:
+            _resume(qmp)
+        paused.unlink(missing_ok=True)
+
 
 # The second QEMU never reads its disk.
 SCRATCH = "scratch.qcow2"
@@ -84,7 +142,7 @@ def freeze(subjects: Sequence[Subject]) -> None:
     with contextlib.ExitStack() as receiving:
         receivers = [receiving.enter_context(_receiver(subject)) for subject in subjects]
         with contextlib.ExitStack() as standing:
-            machines = [standing.enter_context(pausing.held(subject.directory)) for subject in subjects]
+            machines = [standing.enter_context(held(subject.directory)) for subject in subjects]
             for machine in machines:
                 machine.execute("stop")
             for machine, receiver in zip(machines, receivers, strict=True):

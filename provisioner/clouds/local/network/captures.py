@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from provisioner.clouds.local.vm import disk, network_cards, qemu
+from provisioner.clouds.local.vm import disk, qemu
 from provisioner.recording.packets import LIMIT_BYTES
 
 # Written by the controller, in the machine's directory: what its cards carry is to be captured.
@@ -81,7 +81,7 @@ class Captures:
             # A QEMU that is busy with another client is asked again; meanwhile the file is cut off all the same.
             with contextlib.suppress(OSError, ValueError, qemu.QMPError):
                 with qemu.QMP(self._directory, self._answer_seconds) as control:
-                    control.execute("object-del", id=network_cards.capture_name(card))
+                    control.execute("object-del", id=qemu.capture_name(card))
                 self._ended.add(card)
         with contextlib.suppress(OSError):
             descriptor = os.open(path(self._directory, card), os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

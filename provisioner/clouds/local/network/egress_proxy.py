@@ -33,8 +33,8 @@ from pathlib import Path
 
 from provisioner import child_environment
 from provisioner.clouds.local.network.card import Card
-from provisioner.clouds.local.network.datagram_flows import DatagramFlows
-from provisioner.clouds.local.network.egress_counters import Counters
+from provisioner.clouds.local.network.datagrams import DatagramFlows
+from provisioner.clouds.local.network.egress import Counters
 from provisioner.clouds.local.network.egress_rules import (
     CHUNK_BYTES,
     GATEWAY,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from provisioner.clouds.local.network import captures, egress, egress_counters
-from provisioner.clouds.local.network.egress_counters import Counts
-from provisioner.clouds.local.vm import network_cards, qemu
+from provisioner.clouds.local.network import captures, egress
+from provisioner.clouds.local.network.egress import Counts
+from provisioner.clouds.local.vm import qemu
 from provisioner.models import Environment, Role
 
 # The machine's address on the management card, where the forwarded port leads (QEMU, "User mode networking").
@@ -80,7 +80,7 @@ def _look(directory: Path) -> View:
         cards=cards,
         flows=flows,
         proxy=None if proxy is None else _arguments(proxy),
-        counts=egress_counters.read(counters) if counters.exists() else None,
+        counts=egress.read(counters) if counters.exists() else None,
     )
 
 
@@ -98,11 +98,11 @@ def _interfaces(pid: int) -> tuple[str, ...]:
 def compare(view: View, environment: Environment, role: Role) -> list[str]:
     """Returns a line for each difference. Pure."""
     allowed = {f"{destination.cidr}:{destination.port}" for destination in environment.allowed_destinations}
-    link = network_cards.link_sockets(role, [peer for peer in environment.roles if peer != role])
-    backends = {"management": "user", **dict.fromkeys(network_cards.link_names(link), "dgram")}
+    link = qemu.link_sockets(role, [peer for peer in environment.roles if peer != role])
+    backends = {"management": "user", **dict.fromkeys(qemu.link_names(link), "dgram")}
     internet = environment.full_internet or bool(allowed)
     return [
-        *_wrong_arguments(view.arguments, network_cards.network(link, 0 if internet else None)),
+        *_wrong_arguments(view.arguments, qemu.network(link, 0 if internet else None)),
         *([] if view.interfaces == ("lo",) else ["QEMU does not run in its own network namespace"]),
         *_wrong_cards(view.cards, backends, internet, is_hub=len(link) > 1),
         *_wrong_flows(view.flows),

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from provisioner import child_environment
-from provisioner.clouds.local.vm.users import own_user
+from provisioner.clouds.local.vm.processes import own_user
 
 # linux/sched.h, linux/prctl.h, linux/sockios.h, linux/rtnetlink.h, linux/filter.h, asm-generic/socket.h
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000

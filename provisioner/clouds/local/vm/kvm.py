@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 from provisioner import child_environment
+from provisioner.clouds.local.vm.processes import own_user
 from provisioner.clouds.local.vm.qemu import confined
-from provisioner.clouds.local.vm.users import own_user
 from provisioner.store.files import write_atomically
 
 # Under working KVM, a kernel without a root file system panics about a second after its start, which ends QEMU.

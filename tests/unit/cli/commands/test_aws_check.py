@@ -16,7 +16,7 @@ from provisioner.environment import lifecycle
 from provisioner.errors import BudgetError, HostError
 from provisioner.family.loader import load_family
 from provisioner.models import Destination, Environment
-from provisioner.selftest import plan
+from provisioner.selftest import steps
 from provisioner.selftest.steps import Step
 from provisioner.session import Session
 from provisioner.store.environments import new_id
@@ -96,10 +96,10 @@ def test_thirty_machines_fit_beside_the_steps_before(
 ) -> None:
     sell(cloud, "us-east-1", monkeypatch)
     cloud.guest_defaults = {"values": {"start": None, "settle_home": None, "score": 1.0}}
-    store_image(session, load_family(plan.FAMILY), SETUP)
+    store_image(session, load_family(steps.FAMILY), SETUP)
     reserved: list[int] = []
     failures: list[BaseException] = []
-    at_once = threading.Barrier(plan.CROWD)
+    at_once = threading.Barrier(steps.CROWD)
     launch = lifecycle.launch
 
     def launch_and_wait(opened: Session, *rest: Any) -> Environment:
@@ -115,7 +115,7 @@ def test_thirty_machines_fit_beside_the_steps_before(
         return launched
 
     def last_steps(sessions: dict[bool, Session], destination: Destination) -> list[Step]:
-        planned = plan.steps(sessions, destination)
+        planned = steps.steps(sessions, destination)
         spent = sum(step.usual_micro_usd for step in planned[:-2])
         spend(sessions[True], spent)  # both sessions spend from one budget
         return planned[-2:]
@@ -127,7 +127,7 @@ def test_thirty_machines_fit_beside_the_steps_before(
     done = provisioner("aws", "check", "--yes")
     assert not failures  # the others say no more than that they waited for it in vain
     assert done.code == 0, done.stdout + done.stderr
-    assert len(reserved) == plan.CROWD
+    assert len(reserved) == steps.CROWD
     assert 1_000_000 < max(reserved) <= 2_000_000
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from provisioner.clouds.aws.answer_cache import AnswerCache
+from provisioner.clouds.aws.api import AnswerCache
 from provisioner.errors import InfrastructureError
 from tests.waiting import BOUND_SECONDS
 

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from provisioner.clouds.local import capture
-from provisioner.clouds.local.frozen import pausing
+from provisioner.clouds.local.frozen import snapshots
 from provisioner.clouds.local.vm import disk, disk_layers
 from provisioner.errors import ImageBuildError, InfrastructureError
 from provisioner.models import MachineRecord
@@ -28,7 +28,7 @@ def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MachineRecord:
     def held(_: Path) -> Iterator[Mock]:
         yield Mock()
 
-    monkeypatch.setattr(pausing, "held", held)
+    monkeypatch.setattr(snapshots, "held", held)
     (tmp_path / "machine").mkdir()
     (tmp_path / "disk.raw").touch()
     (tmp_path / "machine" / disk.OVERLAY).write_text("disk")

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.cleanup import schedules, tagged_resources
+from provisioner.clouds.aws.cleanup import clean_up, schedules
 from provisioner.clouds.aws.cleanup.clean_up import AwsCleanUp
 from provisioner.clouds.findings import EnvironmentResources
 from provisioner.errors import StillThereError
@@ -15,15 +15,15 @@ FOUND = EnvironmentResources("env", region="eu-west-1")
 
 
 @pytest.fixture
-def clean_up(monkeypatch: pytest.MonkeyPatch) -> AwsCleanUp:
+def cleaning(monkeypatch: pytest.MonkeyPatch) -> AwsCleanUp:
     """The clean-up of an account in which nothing exists."""
     monkeypatch.setattr(schedules, "names", lambda *_: iter(()))
-    monkeypatch.setattr(tagged_resources, "instances", lambda *_: [])
-    monkeypatch.setattr(tagged_resources, "remove", lambda *_: None)
-    monkeypatch.setattr(tagged_resources, "remaining", lambda *_: [])
-    clean_up = AwsCleanUp()
-    clean_up.account = cast("Account", SimpleNamespace(api=None))
-    return clean_up
+    monkeypatch.setattr(clean_up, "instances", lambda *_: [])
+    monkeypatch.setattr(clean_up, "remove", lambda *_: None)
+    monkeypatch.setattr(clean_up, "remaining", lambda *_: [])
+    cleaning = AwsCleanUp()
+    cleaning.account = cast("Account", SimpleNamespace(api=None))
+    return cleaning
 
 
 @pytest.mark.parametrize(
@@ -37,19 +37,19 @@ def clean_up(monkeypatch: pytest.MonkeyPatch) -> AwsCleanUp:
     ],
 )
 def test_only_the_schedules_show_a_complete_environment(
-    clean_up: AwsCleanUp,
+    cleaning: AwsCleanUp,
     monkeypatch: pytest.MonkeyPatch,
     instances: list[str],
     scheduled: list[str],
     complete: bool,
 ) -> None:
     known = [{"Tags": [{"Key": "provisioner:role", "Value": role}]} for role in instances]
-    monkeypatch.setattr(tagged_resources, "instances", lambda *_: known)
+    monkeypatch.setattr(clean_up, "instances", lambda *_: known)
     monkeypatch.setattr(schedules, "names", lambda *_: iter(scheduled))
-    assert clean_up.clear(FOUND) is complete
+    assert cleaning.clear(FOUND) is complete
 
 
-def test_what_cannot_be_removed_is_named(clean_up: AwsCleanUp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tagged_resources, "remaining", lambda *_: ["volume vol-1"])
+def test_what_cannot_be_removed_is_named(cleaning: AwsCleanUp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clean_up, "remaining", lambda *_: ["volume vol-1"])
     with pytest.raises(StillThereError, match="env is not gone: volume vol-1"):
-        clean_up.clear(FOUND)
+        cleaning.clear(FOUND)

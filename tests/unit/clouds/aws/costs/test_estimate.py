@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from provisioner.clouds.aws.costs.estimate import cost_lines, placed
 from provisioner.clouds.aws.costs.price_files import fetch
+from provisioner.clouds.aws.costs.pricing import cost_lines, placed
 from provisioner.clouds.aws.instances.instance_catalogue import (
     load_catalogue,
     parse_prices,

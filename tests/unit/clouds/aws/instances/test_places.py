@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.clouds.aws.instances.places import (
+from provisioner.clouds.aws.instances.placement import (
     Level,
     account_problem,
     is_subnet_taken,

@@ -9,11 +9,10 @@ from typing import Any, cast
 import pytest
 
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.cleanup import tagged_resources
-from provisioner.clouds.aws.network.isolation import AwsIsolation
-from provisioner.clouds.aws.network.isolation_rules import Seen, compare, require_running
+from provisioner.clouds.aws.api import ENVIRONMENT_TAG
+from provisioner.clouds.aws.cleanup import clean_up
+from provisioner.clouds.aws.network.isolation import AwsIsolation, Seen, compare, require_running
 from provisioner.clouds.aws.network.region import Network
-from provisioner.clouds.aws.tags import ENVIRONMENT_TAG
 from provisioner.errors import MachineLostError
 from provisioner.models import Endpoint, Environment
 from tests.unit.fakes.world import environment
@@ -162,7 +161,7 @@ def test_a_machine_that_is_ending_is_lost_and_not_a_hole() -> None:
 
 def test_a_spot_interruption_after_the_probes_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     ending = {**INSTANCE, "State": {"Name": "shutting-down"}, "NetworkInterfaces": []}
-    monkeypatch.setattr(tagged_resources, "instances", lambda *_: [ending])
+    monkeypatch.setattr(clean_up, "instances", lambda *_: [ending])
     cloud = AwsIsolation()
     cloud.account = cast("Account", SimpleNamespace(api=None))
     with pytest.raises(MachineLostError):

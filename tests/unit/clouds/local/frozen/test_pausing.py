@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local.frozen import pausing
-from provisioner.clouds.local.frozen.pausing import PAUSED_FILE, end_if_abandoned, held
+from provisioner.clouds.local.frozen import snapshots
+from provisioner.clouds.local.frozen.snapshots import PAUSED_FILE, end_if_abandoned, held
 from provisioner.store.locks import is_locked
 from tests.unit.fakes.qmp import serving
 from tests.waiting import BOUND_SECONDS
@@ -53,7 +53,7 @@ def test_a_machine_that_does_not_resume_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_a_qemu_that_never_stops_writing_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pausing, "GIVING_UP_SECONDS", 0.1)
+    monkeypatch.setattr(snapshots, "GIVING_UP_SECONDS", 0.1)
     (tmp_path / PAUSED_FILE).touch()
     with serving(tmp_path, {"query-status": {"status": "finish-migrate"}}) as commands:
         end_if_abandoned(tmp_path, BOUND_SECONDS)

@@ -17,8 +17,8 @@ from provisioner.clouds.local.frozen import templates
 from provisioner.clouds.local.frozen.sparse_files import DamagedError
 from provisioner.clouds.local.frozen.templates import Template, TemplateError
 from provisioner.clouds.local.vm import machine_logs, qemu
+from provisioner.clouds.local.vm.processes import User
 from provisioner.clouds.local.vm.qemu import Launch
-from provisioner.clouds.local.vm.users import User
 from provisioner.store.files import remove_tree
 from provisioner.store.home import TEMPLATES, UNFINISHED
 from provisioner.store.locks import locked

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from provisioner.clouds.local.network import datagram_flows, egress_rules
-from provisioner.clouds.local.network.datagram_flows import DatagramFlows
+from provisioner.clouds.local.network import datagrams, egress_rules
+from provisioner.clouds.local.network.datagrams import DatagramFlows
 from provisioner.clouds.local.network.resolvers import Resolvers
 from tests.unit.clouds.local.network.frame_maker import payload_of, ping, udp
 from tests.unit.fakes.clock import WaitingClock
@@ -100,7 +100,7 @@ def test_only_the_peer_is_heard() -> None:
 
 
 def test_a_new_flow_ends_the_one_that_was_silent_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datagram_flows, "MAX_FLOWS", 2)
+    monkeypatch.setattr(datagrams, "MAX_FLOWS", 2)
 
     async def scene(guest: Guest, peer: socket.socket) -> None:
         sources = {}
@@ -117,8 +117,8 @@ def test_a_new_flow_ends_the_one_that_was_silent_longest(monkeypatch: pytest.Mon
 
 
 def test_new_flows_over_the_rate_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datagram_flows, "NEW_FLOWS_PER_SECOND", 1)
-    monkeypatch.setattr(datagram_flows, "NEW_FLOWS_AT_ONCE", 2)
+    monkeypatch.setattr(datagrams, "NEW_FLOWS_PER_SECOND", 1)
+    monkeypatch.setattr(datagrams, "NEW_FLOWS_AT_ONCE", 2)
     clock = WaitingClock()
 
     async def scene(guest: Guest, peer: socket.socket) -> None:
@@ -138,7 +138,7 @@ def test_new_flows_over_the_rate_are_dropped(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_idle_flow_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datagram_flows, "EXPIRY_SECONDS", 0.01)
+    monkeypatch.setattr(datagrams, "EXPIRY_SECONDS", 0.01)
     clock, looks = WaitingClock(), [0]
 
     def time() -> float:
@@ -155,7 +155,7 @@ def test_an_idle_flow_expires(monkeypatch: pytest.MonkeyPatch) -> None:
         set_time(monkeypatch, guest, clock, time)
         guest.flows.forward(udp(LOOPBACK, port_of(peer), 1, b"x"))
         _, source = peer.recvfrom(100)
-        await pass_by(datagram_flows.IDLE_SECONDS - 1)
+        await pass_by(datagrams.IDLE_SECONDS - 1)
         peer.sendto(b"in time", source)
         await guest.answer()
         await pass_by(2)
@@ -170,7 +170,7 @@ def test_an_idle_flow_expires(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_dns_goes_to_the_hosts_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(guest: Guest, peer: socket.socket) -> None:
-        monkeypatch.setattr(datagram_flows, "DNS_PORT", port_of(peer))
+        monkeypatch.setattr(datagrams, "DNS_PORT", port_of(peer))
         guest.flows.forward(udp(egress_rules.RESOLVER, port_of(peer), 4000, b"question"))
         _, source = peer.recvfrom(100)
         peer.sendto(b"answer", source)

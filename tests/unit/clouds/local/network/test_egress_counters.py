@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local.network.egress_counters import Counters, Counts, read
+from provisioner.clouds.local.network.egress import Counters, Counts, read
 
 
 def test_counts_can_be_read_at_once_and_take_bounded_space(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.clouds.local.network.egress_counters import Counters
+from provisioner.clouds.local.network.egress import Counters
 from provisioner.clouds.local.network.egress_proxy import _forward
 from provisioner.clouds.local.network.egress_rules import Rule
 from tests.waiting import BOUND_SECONDS

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from provisioner.clouds.local.network import outside_view
-from provisioner.clouds.local.network.egress_counters import Counts
+from provisioner.clouds.local.network.egress import Counts
 from provisioner.clouds.local.network.outside_view import View, compare
-from provisioner.clouds.local.vm import network_cards, qemu
-from provisioner.clouds.local.vm.network_cards import link_sockets
+from provisioner.clouds.local.vm import qemu
+from provisioner.clouds.local.vm.qemu import link_sockets
 from provisioner.models import Destination, Environment
 from tests.unit.fakes.qmp import serving
 from tests.unit.fakes.world import environment
@@ -52,7 +52,7 @@ ALLOWING = environment(allowed_destinations=ALLOWED)
 
 def view(link: bool = False, internet_fd: int | None = None, **changes: Any) -> View:
     """Returns the view of a machine with these cards, as it should be."""
-    argv = network_cards.network((("link.sock", "../aux/link.sock"),) if link else (), internet_fd)
+    argv = qemu.network((("link.sock", "../aux/link.sock"),) if link else (), internet_fd)
     cards = MANAGEMENT + (LINK if link else "") + (INTERNET if internet_fd else "")
     return replace(
         View(("qemu", "-m", "1024M", *argv, "-device", "virtio-blk-pci"), ("lo",), cards, FLOWS, None, None), **changes
@@ -61,7 +61,7 @@ def view(link: bool = False, internet_fd: int | None = None, **changes: Any) -> 
 
 def hub(**changes: Any) -> View:
     link = link_sockets("primary", ("aux", "db", "web"))
-    arguments = ("qemu", *network_cards.network(link, None))
+    arguments = ("qemu", *qemu.network(link, None))
     return view(**{"arguments": arguments, "cards": HUB + MANAGEMENT, **changes})
 
 
@@ -93,14 +93,14 @@ def test_a_machine_as_it_should_be_has_no_differences(seen: View, record: Enviro
 
 WRONG: dict[str, tuple[View, Environment, str]] = {
     "unrestricted": (
-        view(arguments=("qemu", "-netdev", "user,id=management", *network_cards.network((), None)[2:])),
+        view(arguments=("qemu", "-netdev", "user,id=management", *qemu.network((), None)[2:])),
         OFFLINE, "arguments",
     ),
     "second-card": (
-        view(arguments=("qemu", *network_cards.network((), None), "-netdev", "tap,id=x")), OFFLINE, "network arguments",
+        view(arguments=("qemu", *qemu.network((), None), "-netdev", "tap,id=x")), OFFLINE, "network arguments",
     ),
     "other-device": (
-        view(arguments=("qemu", *network_cards.network((), None), "-device", "usb-net,netdev=x")), OFFLINE, "arguments",
+        view(arguments=("qemu", *qemu.network((), None), "-device", "usb-net,netdev=x")), OFFLINE, "arguments",
     ),
     "plugged-later": (view(cards=MANAGEMENT + INTERNET), OFFLINE, "its cards lead to"),
     "no-link": (view(link=True), OFFLINE, "its cards lead to"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provisioner.clouds.local.network import captures
-from provisioner.clouds.local.vm.network_cards import captured
+from provisioner.clouds.local.vm.qemu import captured
 
 LINK = (("link.sock", "../aux/link.sock"),)
 

@@ -19,9 +19,16 @@ import pytest
 
 from provisioner.clouds.local import machine
 from provisioner.clouds.local.vm import qemu
-from provisioner.clouds.local.vm.network_cards import link_sockets
-from provisioner.clouds.local.vm.qemu import Launch, QMPError, command, forwarded_port, live_pid, paused_by_full_disk
-from provisioner.clouds.local.vm.users import User
+from provisioner.clouds.local.vm.processes import User
+from provisioner.clouds.local.vm.qemu import (
+    Launch,
+    QMPError,
+    command,
+    forwarded_port,
+    link_sockets,
+    live_pid,
+    paused_by_full_disk,
+)
 from tests.unit.fakes.qmp import serving
 from tests.waiting import BOUND_SECONDS
 

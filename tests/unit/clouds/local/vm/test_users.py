@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local.vm.users import FIRST, LAST, NOBODY, User, own_user
+from provisioner.clouds.local.vm.processes import FIRST, LAST, NOBODY, User, own_user
 
 
 @pytest.fixture
