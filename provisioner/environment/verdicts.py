@@ -1,4 +1,6 @@
-"""Decides what caused the loss of a machine: the cloud, the agent, its time to live, or an unknown cause.
+"""Says what came of an environment, and decides what caused the loss of a machine.
+
+The cause is the cloud, the agent, its time to live, or unknown.
 
 Rests on what the cloud or the host says. Nothing that a machine says counts, nor does a broken connection alone.
 """

@@ -1,4 +1,4 @@
-"""Lists, checks and hashes the files of a family that are copied into machines.
+"""Lists, checks and hashes the files of a family that are copied into machines, and matches globs of them.
 
 Only reads. A link is copied as a link, so it must be relative and stay inside the family directory: only then does it
 lead to the same file in the machine.

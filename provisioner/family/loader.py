@@ -1,4 +1,4 @@
-"""Reads, checks and hashes a task family's directory. Never runs its code."""
+"""Reads, checks and hashes a task family's directory, and parses its module. Never imports or runs its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the setup data that a machine returned: converts untrusted JSON to a SetupData or raises a clear error."""
+"""Checks the setup data and the aux VM that a machine returned: untrusted JSON becomes a record or a clear error."""
 
 from __future__ import annotations
 

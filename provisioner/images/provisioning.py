@@ -1,4 +1,4 @@
-"""Fills a builder: base image's files; build steps, the family's files and install()."""
+"""Fills a builder: the base image's files, then build steps, the family's files and install()."""
 
 from __future__ import annotations
 

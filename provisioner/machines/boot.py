@@ -1,4 +1,7 @@
-"""Waits until an environment's machines have booted and accept the controller's login."""
+"""Waits until an environment's machines have booted and accept the controller's login.
+
+Machines that resume from a snapshot first get keys, random numbers and a time of their own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens SSH connections to machines that are up."""
+"""Opens SSH connections to machines that are up, and keeps some open for later commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reserves an environment's cost before anything of it exists, and clears all of it away if it does not come up.
+"""Reserves an environment's cost before anything of it exists, and settles it at its end.
+
+If the environment does not come up, all of it is cleared away, or left to the operator who asked for that.
 
 Everything that comes up does so in here: task environments, copies of snapshots, and builders.
 """

@@ -1,4 +1,4 @@
-"""Keeps what was captured of an environment's machines, and seals its logs once all of it is gone."""
+"""Keeps the logs and captures of an environment's machines, and seals them once all of it is gone."""
 
 from __future__ import annotations
 

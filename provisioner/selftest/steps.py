@@ -1,4 +1,7 @@
-"""Runs the steps of a self-test, one after the other, and stops at the first that does not do what it says."""
+"""Lists the steps of the self-test with what each costs at most, runs them up to the first failure, and reports them.
+
+The report can be sent to strangers: it names no account, user or key.
+"""
 
 from __future__ import annotations
 

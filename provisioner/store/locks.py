@@ -1,4 +1,7 @@
-"""Locks files, until the process ends at the latest, and finds the processes that have a file locked or open."""
+"""Locks files, until the process ends at the latest, and holds leases: no sweep removes a leased environment.
+
+Finds the processes that have a file locked or open, too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts a Terraform (or OpenTofu) process, reads its messages and ends it. The only importer of python_terraform.
+"""Finds Terraform (or OpenTofu), starts it, reads its messages and ends it. The only importer of python_terraform.
 
 Terraform runs in its own session, so that a Ctrl-C at the terminal reaches only the controller. It writes to a file
 and not to a pipe, so that it can finish its work even if the controller is killed. It inherits the stack's lock and

@@ -1,4 +1,6 @@
-"""Parses and builds the Ethernet frames of a machine's UDP datagrams and pings. Pure; standard library only.
+"""Parses and builds the frames of a machine's UDP datagrams and pings, and carries them: one socket for each flow.
+
+Standard library only.
 
 The machine is hostile: it may send any frame. A frame that is not exactly right is no datagram.
 """

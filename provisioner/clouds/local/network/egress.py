@@ -1,4 +1,7 @@
-"""Starts a machine's egress proxy, as a program that outlives the process that starts it. Standard library only."""
+"""Starts a machine's egress proxy, which outlives the process that starts it, and reads what it has counted.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tells one process from a later one with the same number. Standard library only."""
+"""Tells one process from a later one with the same number, and gives those beside a machine a user of their own.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
