@@ -1,4 +1,6 @@
-"""Names the layers that images are built of, and says why they are built: what has changed since the last. Only reads the family's files.
+"""Names the layers that images are built of, and says why they are built: what has changed since the last.
+
+Only reads the family's files.
 
 base image -> build steps, a layer after each -> install(), with the files that it sees; a layer after it if the
 manifest names them -> all other files.

@@ -1,6 +1,7 @@
 """Generates key pairs on the controller, and says how to log in to a machine with them.
 
-The cryptography library takes long to import and most commands generate no key, so functions import it when they need it.
+The cryptography library takes long to import and most commands generate no key, so functions import it when they
+need it.
 """
 
 from __future__ import annotations
