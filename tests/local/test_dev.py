@@ -77,6 +77,7 @@ def test_each_change_is_met_by_a_new_machine_and_nothing_is_left(test_home: Home
     family = tmp_path / "changing"
     family.mkdir()
     (family / "changing.py").write_text(MODULE)
+    (family / "manifest.yaml").write_text("tasks: {}\ninstall_inputs: []\n")
     (family / "word.txt").write_text("0.25")
     (tmp_path / "answer").write_text("42")
     arguments = ("dev", str(family), "main", "--submission-file", str(tmp_path / "answer"))
