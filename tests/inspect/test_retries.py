@@ -33,7 +33,7 @@ def all_settled(home: Home) -> None:
 
 # What the error of each sample of failing.py says.
 SAID = {
-    "image": "build step",
+    "image": "run echo 1; false exited with code 1",
     "boot": "did not come up",
     "isolation": "isolation",
     "start": "start() raised ValueError: on purpose",
