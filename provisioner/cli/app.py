@@ -54,16 +54,16 @@ COMMANDS = {
     "score": (f"{_PACKAGE}environments", "Score an environment."),
     "destroy": (f"{_PACKAGE}environments", "Destroy environments, until the cloud confirms it."),
     # Seeing what is there, and what came of it.
-    "list": (f"{_PACKAGE}records", "List all live environments and image builders."),
-    "show": (f"{_PACKAGE}records", "Show an environment's record, even after its end."),
+    "list": (f"{_PACKAGE}list", "List all live environments and image builders."),
+    "show": (f"{_PACKAGE}show", "Show an environment's record, even after its end."),
     "logs": (f"{_PACKAGE}logs", "Show an environment's logs, even after its end."),
     "replay": (f"{_PACKAGE}recordings", "Replay terminals, or show recorded calls and packets."),
     "verify": (f"{_PACKAGE}recordings", "Check results and sealed logs, byte for byte."),
     "costs": (f"{_PACKAGE}costs", "Show the reserved and actual costs of launches."),
     # Keeping order.
-    "extend": (f"{_PACKAGE}ttl", "Extend an environment's time to live."),
+    "extend": (f"{_PACKAGE}extend", "Extend an environment's time to live."),
     "sweep": (
-        f"{_PACKAGE}ttl",
+        f"{_PACKAGE}sweep",
         "Remove orphans: environments whose command has ended. Also removes those past their time to live.",
     ),
     "image": (f"{_PACKAGE}images", "Machine images: build, list, prune."),

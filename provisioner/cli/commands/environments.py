@@ -14,7 +14,7 @@ import typer
 
 from provisioner.best_effort import describe
 from provisioner.cli.command import command
-from provisioner.cli.commands.records import environment_data
+from provisioner.cli.commands.show import environment_data
 from provisioner.cli.completion import environment_ids, task_names
 from provisioner.cli.family_sessions import checked_session, destinations
 from provisioner.cli.options import (

@@ -1,4 +1,4 @@
-"""The commands `extend` and `sweep`: extending the time to live, and removing orphans."""
+"""The command `sweep`: removes orphans."""
 
 from __future__ import annotations
 
@@ -8,33 +8,18 @@ import typer
 
 from provisioner.best_effort import best_effort
 from provisioner.cli.command import command
-from provisioner.cli.options import EnvironmentArgument
 from provisioner.cli.output import Result, table
-from provisioner.cli.sessions import environment_session, session, session_of, shared_database
+from provisioner.cli.sessions import session, session_of, shared_database
 from provisioner.clouds.findings import OthersImage
 from provisioner.clouds.registry import CLOUDS, Where, clouds_with_places
 from provisioner.environment import sweep
-from provisioner.environment.extend import extend as extend_environment
 from provisioner.errors import StillThereError, UsageError
 from provisioner.ttl import parse_duration
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    command(app, "extend")(extend)
+    """Adds the command."""
     command(app, "sweep")(run_sweep)
-
-
-def extend(
-    env: EnvironmentArgument,
-    by: Annotated[str, typer.Argument(metavar="TIME", help="How much longer it may live, such as 30m or 1h.")],
-) -> Result:
-    """Extends the time to live: in the reservation, the schedule or watchdog, and the timers in the machines."""
-    duration = parse_duration(by)
-    opened, environment = environment_session(env)
-    environment = extend_environment(opened, environment, duration)
-    data = {"environment": environment.id, "expires_at": environment.expires_at.isoformat()}
-    return Result(data, f"{environment.id} ends at {environment.expires_at:%Y-%m-%d %H:%M:%S} UTC at the latest.")
 
 
 def run_sweep(
