@@ -56,6 +56,7 @@ def render(batch: Batch, rows: Sequence[Row], evidence: Mapping[str, Evidence]) 
     )
     templates.filters |= {"name": _name, "broken": _broken, "part": first_part}
     style, script = ((directory / name).read_text() for name in ("style.css", "script.js"))
+    scores = matrix(rows)
     return templates.get_template(PAGE).render(
         title=batch.suite.name,
         line=_line(batch, rows),
@@ -65,7 +66,8 @@ def render(batch: Batch, rows: Sequence[Row], evidence: Mapping[str, Evidence]) 
         totals=totals(rows, len(batch.runs)),
         facts=how_it_ran(batch, rows, evidence),
         agents=agents(batch.suite, rows),
-        matrix=matrix(rows),
+        matrix=scores,
+        ticks=scores.axis.ticks,
         ends=ends(rows),
         outcomes=Counter(row.outcome for row in rows),
         retried=sum(bool(row.retried) for row in rows),
