@@ -76,8 +76,10 @@ def wait(process: subprocess.Popen[str], is_so: Callable[[], bool]) -> None:
 
 
 def wait_for(home: Home, process: subprocess.Popen[str], status: str) -> None:
-    """Waits until the eval's environment has come so far."""
-    wait(process, lambda: any(kept.status == status for kept in EnvironmentStore(home).readable()))
+    """Waits until a sample's environment has come so far. Builders do not count: no log is begun before them."""
+    wait(
+        process, lambda: any((kept.kind, kept.status) == ("task", status) for kept in EnvironmentStore(home).readable())
+    )
 
 
 def brought_up(configuration: Configuration, metadata: dict[str, str]) -> dict[str, SandboxEnvironment]:
