@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provisioner.clouds.findings import Capture, OthersImage, Scarcity, TerminationReason
+from provisioner.clouds.findings import Capture, Scarcity, TerminationReason, UnrecordedImage
 from provisioner.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -143,8 +143,8 @@ class Images:
     def discard(self, image: Path) -> None:
         """Removes what an image consists of outside its directory. By default nothing. Safe to repeat."""
 
-    def images_of_others(self, regions: Sequence[str]) -> list[OthersImage]:
-        """Lists images that other homes have made and this one does not use. By default there are none."""
+    def unrecorded_images(self, region: str) -> list[UnrecordedImage]:
+        """Lists images that homes have made, this one or others, and this one does not have. By default none."""
         return []
 
 

@@ -46,11 +46,11 @@ class EnvironmentResources:
     leased_until: datetime | None = None
 
 
-class OthersImage(Record):
-    """An image in the cloud that another provisioner home has made, which may be in use or lost.
+class UnrecordedImage(Record):
+    """An image in the cloud that a provisioner home has made and this home does not have: in use elsewhere, or lost.
 
     Args:
-        home: the identity of that home; empty where it is not known.
+        home: the identity of the home that made it; empty where it is not known.
         owner: the user that created it.
         gib: the size of its disk; what is stored of it may be less.
         used_at: when a machine last started from it; None where the cloud does not say.

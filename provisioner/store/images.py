@@ -137,6 +137,10 @@ class ImageStore:
         """Returns whether the image exists and is complete."""
         return (self.path(name) / "image.json").exists()
 
+    def names(self) -> set[str]:
+        """Returns the names of all images that this home has or makes."""
+        return {path.name.removeprefix(UNFINISHED) for path in self._home.images.iterdir()}
+
     def inputs(self, name: str) -> Inputs | None:
         """Returns what a finished image was built from; None if that is not known."""
         with contextlib.suppress(UsageError, InfrastructureError):

@@ -99,10 +99,12 @@ def test_an_image_of_another_account_is_not_discarded(account: Account) -> None:
         discard(account.session(), made, "elsewhere")
 
 
-def test_a_sweep_lists_images_of_other_homes_and_how_to_delete_them(account: Account, builder: str) -> None:
+def test_a_sweep_lists_images_that_this_home_lacks_and_how_to_delete_them(account: Account, builder: str) -> None:
     session, opened = account.session(), Api(None, REGION)
     tags = {**TAGS, "provisioner:home": session.home.identity}
-    own = images.create(opened, REGION, builder, "family-own", tags)
+    lost = images.create(opened, REGION, builder, "family-own", tags)
+    made = images.create(opened, REGION, builder, "family-being-made", {**TAGS, "provisioner:home": "0123"})
+    ec2_backends[ACCOUNT][REGION].amis[made.id].state = "pending"
     theirs = images.create(opened, REGION, builder, "family-lost", {**TAGS, "provisioner:home": "0123"})
     used_here = images.create(opened, REGION, builder, "family-used-here", {**TAGS, "provisioner:home": "4567"})
     with session.images.building("family-used-here", session.progress) as directory:
@@ -113,17 +115,19 @@ def test_a_sweep_lists_images_of_other_homes_and_how_to_delete_them(account: Acc
     sweep = ["sweep", "--cloud", "aws", "--region", REGION]
     said = json.loads(provisioner(session.home, *sweep, "--json").stdout)
     assert said["found"] == []
-    [listed] = said["images_of_others"]
+    listed, own = sorted(said["unrecorded_images"], key=lambda each: each["name"])
     assert (listed["name"], listed["home"], listed["owner"]) == ("family-lost", "0123", "me")
+    assert (own["name"], own["home"]) == ("family-own", session.home.identity)
     assert listed["gib"] > 0
     text = provisioner(session.home, *sweep).stdout
-    assert text.startswith("Nothing to remove.\n\nOf other homes")
-    assert "family-own" not in text
+    assert text.startswith("Nothing to remove.\n\nImages that this home does not have")
     assert all(command in text for command in listed["removal"])
     # It has removed none of them. What it prints does, with its snapshot.
-    discard(session, own, "family-own")
+    discard(session, lost, "family-own")
+    discard(session, made, "family-being-made")
     session.cloud.discard(session.images.path("family-used-here"))
     assert used_here.id not in text
+    assert made.id not in text
     assert [each["ImageId"] for each in account.client().describe_images(Owners=["self"])["Images"]] == [theirs.id]
     [deregister, delete] = [command.split() for command in listed["removal"]]
     assert deregister[:3] == ["aws", "ec2", "deregister-image"]

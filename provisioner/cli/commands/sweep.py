@@ -10,7 +10,7 @@ from provisioner.best_effort import best_effort
 from provisioner.cli.command import command
 from provisioner.cli.output import Result, table
 from provisioner.cli.sessions import session, session_of, shared_database
-from provisioner.clouds.findings import OthersImage
+from provisioner.clouds.findings import UnrecordedImage
 from provisioner.clouds.registry import CLOUDS, Where, clouds_with_places
 from provisioner.environment import sweep
 from provisioner.errors import StillThereError, UsageError
@@ -51,21 +51,22 @@ def run_sweep(
         shared=session(where=where, database=database).ledger if database else None,
         **least,
     )
+    images: list[UnrecordedImage] = []
+    for region in regions or ():
+        with best_effort(opened.progress, f"Looking for images in {region}"):
+            images += opened.cloud.unrecorded_images(region)
     stuck = [orphan for orphan in orphans if orphan.problem]
     if stuck:
         raise StillThereError(
             f"{len(orphans) - len(stuck)} of {len(orphans)} were removed; these were not: "
             f"{', '.join(orphan.environment for orphan in stuck)}.",
             hint="`provisioner sweep` tries again.",
-            details="\n".join(f"{orphan.environment}: {orphan.problem}" for orphan in stuck),
+            details="\n".join(f"{orphan.environment}: {orphan.problem}" for orphan in stuck) + _images_text(images),
         )
-    images: list[OthersImage] = []
-    with best_effort(opened.progress, "Looking for images of other homes"):
-        images = opened.cloud.images_of_others(regions or ())
     data: dict[str, Any] = {
         "dry_run": dry_run,
         "found": [orphan.model_dump(mode="json") for orphan in orphans],
-        "images_of_others": [image.model_dump(mode="json") for image in images],
+        "unrecorded_images": [image.model_dump(mode="json") for image in images],
     }
     return Result(data, f"{_swept_text(orphans, dry_run=dry_run)}{_images_text(images)}")
 
@@ -78,7 +79,7 @@ def _swept_text(orphans: list[sweep.Orphan], *, dry_run: bool) -> str:
     return f"{head}\n{table(['ENVIRONMENT', 'REGION', 'RESOURCES', 'REASON'], rows)}"
 
 
-def _images_text(images: list[OthersImage]) -> str:
+def _images_text(images: list[UnrecordedImage]) -> str:
     if not images:
         return ""
     rows = [
@@ -91,6 +92,6 @@ def _images_text(images: list[OthersImage]) -> str:
     listed = table(["IMAGE", "HOME", "OWNER", "REGION", "GIB", "CREATED", "LAST USED"], rows)
     commands = "\n".join(command for image in images for command in image.removal)
     return (
-        f"\n\nOf other homes, and left alone:\n{listed}\n\n"
-        f"If such a home is lost, these delete its images, in this order:\n{commands}"
+        f"\n\nImages that this home does not have, and that are left alone:\n{listed}\n\n"
+        f"If no other home uses them, these delete them, in this order:\n{commands}"
     )

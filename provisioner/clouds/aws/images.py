@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from provisioner.clock import now
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import HOME_TAG, OWNER_TAG, Api, asking, code_of, tag, tagged, tags_of
 from provisioner.clouds.defaults import Images
-from provisioner.clouds.findings import OthersImage
+from provisioner.clouds.findings import UnrecordedImage
 from provisioner.errors import ImageBuildError, InfrastructureError
 from provisioner.models import Architecture, BaseImage, Distribution, Environment, Record
 from provisioner.progress import Progress
@@ -135,18 +134,18 @@ def find(api: Api, region: str, name: str) -> Ami | None:
     return None
 
 
-def made_by_homes(api: Api, region: str) -> list[OthersImage]:
-    """Lists the AMIs in a region that provisioner homes have made, this one or others."""
+def made_by_homes(api: Api, region: str) -> list[UnrecordedImage]:
+    """Lists the AMIs in a region that provisioner homes have made, this one or others, but for those in the making."""
     filters = [{"Name": "tag-key", "Values": [IMAGE_TAG]}]
     with asking(f"Looking for images in {region}"):
         images = api.client("ec2", region).describe_images(Owners=["self"], Filters=filters)["Images"]
-    return [_described(image, region) for image in images]
+    return [_described(image, region) for image in images if image["State"] != "pending"]
 
 
-def _described(image: dict[str, Any], region: str) -> OthersImage:
+def _described(image: dict[str, Any], region: str) -> UnrecordedImage:
     disks = [device["Ebs"] for device in image.get("BlockDeviceMappings", []) if "Ebs" in device]
     snapshots = [disk["SnapshotId"] for disk in disks if disk.get("SnapshotId")]
-    return OthersImage(
+    return UnrecordedImage(
         name=tag(image, IMAGE_TAG),
         region=region,
         home=tag(image, HOME_TAG),
@@ -316,8 +315,8 @@ class AwsImages(Images):
             self.account.require_own(f"The image {image.name}", ami.account)
             remove(self.account.api, ami, image.name)
 
-    def images_of_others(self, regions: Sequence[str]) -> list[OthersImage]:
-        """Lists the AMIs of other homes, region by region."""
-        own = self.account.home.identity
-        found = [image for region in regions for image in made_by_homes(self.account.api, region)]
-        return [image for image in found if image.home != own and not self.store.finished(image.name)]
+    def unrecorded_images(self, region: str) -> list[UnrecordedImage]:
+        """Lists the AMIs in a region that this home neither has nor makes."""
+        found = made_by_homes(self.account.api, region)
+        known = self.store.names()  # after the question: what was made meanwhile is known
+        return [image for image in found if image.name not in known]
