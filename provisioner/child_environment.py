@@ -21,6 +21,12 @@ TERRAFORM = frozenset({"TF_CLI_CONFIG_FILE", "TF_PLUGIN_CACHE_DIR", "TF_PLUGIN_C
 TERRAFORM_PREFIXES = ("TF_REGISTRY_",)
 # How often Go collects garbage: a Terraform with a large provider is slow at the default.
 GO = frozenset({"GOGC"})
+# Files of other computers are no part of an eval, and there is no network for them. Nor is the user's Docker.
+COMPOSE = {
+    "COMPOSE_EXPERIMENTAL_GIT_REMOTE": "false",
+    "COMPOSE_EXPERIMENTAL_OCI_REMOTE": "false",
+    "DOCKER_CONFIG": "/nonexistent",
+}
 TERMINAL = frozenset({"HOME", "TERM", "COLORTERM", "USER", "LOGNAME", "SHELL"})
 
 
@@ -42,6 +48,11 @@ def for_download(ours: Mapping[str, str]) -> dict[str, str]:
 def for_terminal(ours: Mapping[str, str]) -> dict[str, str]:
     """Selects what OpenSSH's client gets, which speaks with a hostile machine: the terminal's kind, no agent."""
     return _selected(ours, COMMON | TERMINAL)
+
+
+def for_compose(named: Mapping[str, str]) -> dict[str, str]:
+    """Returns what Docker Compose gets: settings of its own, and the variables that a compose file names."""
+    return {**named, **COMPOSE}
 
 
 def for_terraform(ours: Mapping[str, str], clouds: Mapping[str, str]) -> dict[str, str]:

@@ -46,12 +46,6 @@ _PLUGINS = tuple(
     for parts in (("local", "lib"), ("local", "libexec"), ("lib",), ("libexec",))
 )
 _NAME = "docker-compose"
-# Files of other computers are no part of an eval, and there is no network for them.
-_ENVIRONMENT = {
-    "COMPOSE_EXPERIMENTAL_GIT_REMOTE": "false",
-    "COMPOSE_EXPERIMENTAL_OCI_REMOTE": "false",
-    "DOCKER_CONFIG": "/nonexistent",
-}
 
 
 def program(home: Home) -> Path:
@@ -78,7 +72,7 @@ def run(
         try:
             done = subprocess.run(
                 [*_confined(), str(compose), *arguments], input=stdin, stdout=stdout, stderr=stderr,
-                env={**environment, **_ENVIRONMENT}, timeout=_WAIT_SECONDS, check=False,
+                env=child_environment.for_compose(environment), timeout=_WAIT_SECONDS, check=False,
             )  # fmt: skip
             code = done.returncode
         except subprocess.TimeoutExpired:
@@ -123,7 +117,8 @@ def _confined() -> tuple[str, ...]:
     for own in (("--net",), ("--map-current-user", "--net")):
         namespace = ("unshare", *own, "--")
         argv = [*namespace, *rest, "true"]
-        if subprocess.run(argv, capture_output=True, env={}, check=False).returncode == 0:
+        tried = subprocess.run(argv, capture_output=True, env=child_environment.for_program(os.environ), check=False)
+        if tried.returncode == 0:
             return (*namespace, *rest)
     return rest
 
