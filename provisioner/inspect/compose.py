@@ -117,7 +117,7 @@ def _confined() -> tuple[str, ...]:
     for own in (("--net",), ("--map-current-user", "--net")):
         namespace = ("unshare", *own, "--")
         argv = [*namespace, *rest, "true"]
-        tried = subprocess.run(argv, capture_output=True, env=child_environment.for_program(os.environ), check=False)
+        tried = subprocess.run(argv, capture_output=True, env=child_environment.for_program({}), check=False)
         if tried.returncode == 0:
             return (*namespace, *rest)
     return rest
