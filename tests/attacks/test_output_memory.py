@@ -91,7 +91,7 @@ def shown(piece, *, as_json):
     for name in ("agent", "intermediate_score", "score", "start"):
         (directory / f"{name}.log").write_bytes(piece * (8 * MIB // len(piece)))
     with open("/dev/null", "w") as out:
-        render(logs.shown_logs("env", sorted(directory.glob("*.log"))), as_json=as_json, out=out)
+        render(logs._shown("env", sorted(directory.glob("*.log")), None), as_json=as_json, out=out)
 
 def printed(piece):
     # As `provisioner agent --json` does once the agent has ended.
