@@ -359,7 +359,7 @@ def test_a_failed_copy_is_explained_in_the_machines_words(connection: Connection
 def test_the_time_for_a_file_grows_with_its_size(
     connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("provisioner.ssh.calls.SMALL_CALL_SECONDS", 0.001)
+    monkeypatch.setattr("provisioner.ssh.calls.SMALL_CALL_SECONDS", 1e-9)
     monkeypatch.setattr("provisioner.ssh.exchange.TRANSFER_BYTES_PER_SECOND", 1)
     path, data = str(tmp_path / "file"), b"x" * 60
     connection.write_file(path, data)
