@@ -57,7 +57,7 @@ COMMANDS = {
     "list": (f"{_PACKAGE}list", "List all live environments and image builders."),
     "show": (f"{_PACKAGE}show", "Show an environment's record, even after its end."),
     "logs": (f"{_PACKAGE}logs", "Show an environment's logs, even after its end."),
-    "replay": (f"{_PACKAGE}recordings", "Replay terminals, or show recorded calls and packets."),
+    "replay": (f"{_PACKAGE}recordings", "Replay terminals, or show recorded calls."),
     "verify": (f"{_PACKAGE}recordings", "Check results and sealed logs, byte for byte."),
     "costs": (f"{_PACKAGE}costs", "Show the reserved and actual costs of launches."),
     # Keeping order.

@@ -67,11 +67,13 @@ class Sentence:
         role: which machine.
         at: when, in seconds of the monotonic clock.
         words: the sentence.
+        service: the service in which the kernel ended a process; empty for none.
     """
 
     role: Role
     at: float
     words: str
+    service: str = ""
 
 
 class Watch:
@@ -98,9 +100,15 @@ class Watch:
         with self._lock:
             return list(self._told)
 
-    def since(self, role: Role, begin: float) -> list[str]:
-        """Returns what was told of a machine since a time of the monotonic clock, the latest last."""
-        return [sentence.words for sentence in self.sentences if sentence.role == role and sentence.at >= begin]
+    def since(self, role: Role, begin: float, service: str = "") -> list[str]:
+        """Returns what was told of a machine since a time of the monotonic clock, the latest last.
+
+        Args:
+            service: a service of which the last that was told counts, whenever that was; empty for none.
+        """
+        told = [sentence for sentence in self.sentences if sentence.role == role]
+        last = [sentence for sentence in told if service and sentence.service == service][-1:]
+        return [sentence.words for sentence in told if sentence.at >= begin or sentence in last]
 
     def look(self, role: Role, connection: Calls, memory_gib: float, timeout_seconds: float = SECONDS) -> list[str]:
         """Returns what is new of a machine that is out of memory, a sentence each.
@@ -117,39 +125,41 @@ class Watch:
         match strict_json.parse(done.stdout, maximum_values=1000):
             case [list(kills), str(pressure), dict(restarts)]:
                 with self._lock:
-                    new = [*self._ended(role, kills, memory_gib), *_waiting(pressure, memory_gib)]
-                    self._told += [Sentence(role, time.monotonic(), words) for words in new]
+                    new = [*self._ended(role, kills, memory_gib), *_waiting(role, pressure, memory_gib)]
+                    self._told += new
                     for identity, service in self.services.items():
                         if isinstance(count := restarts.get(identity), int) and 0 < count < _MOST_RESTARTS:
                             self.restarts[service] = count
-                return new
+                return [sentence.words for sentence in new]
         return []
 
-    def _ended(self, role: Role, kills: list[object], memory_gib: float) -> Iterator[str]:
+    def _ended(self, role: Role, kills: list[object], memory_gib: float) -> Iterator[Sentence]:
         lines = self._lines.setdefault(role, deque(maxlen=MOST_SENTENCES))
         for said in kills[-_MOST_KILLS:]:
             kill = _KILL.match(said[:_MOST_CHARACTERS]) if isinstance(said, str) else None
             if kill and kill["line"] not in lines:
                 lines.append(kill["line"])
-                yield self._sentence(kill, memory_gib)
+                yield self._sentence(role, kill, memory_gib)
 
-    def _sentence(self, kill: re.Match[str], memory_gib: float) -> str:
+    def _sentence(self, role: Role, kill: re.Match[str], memory_gib: float) -> Sentence:
         container = _CONTAINER.search(kill["cgroup"])
         service = self.services.get(container[1]) if container else ""
         where = f" in {f'the service {service}' if service else 'a service'}" if container else ""
         begin = f"The kernel ended {printable(kill['task'])} (process {kill['pid']}){where}, out of memory: "
+        why = f"the machine's {memory_gib:g} GiB are full; {_MORE}."
         if _LIMIT_OF_CONTAINER.search(kill[0]):
-            return f"{begin}it has reached the container's own limit; raise `mem_limit` of the service."
-        return f"{begin}the machine's {memory_gib:g} GiB are full; {_MORE}."
+            why = "it has reached the container's own limit; raise `mem_limit` of the service."
+        return Sentence(role, time.monotonic(), begin + why, service or "")
 
 
-def _waiting(pressure: str, memory_gib: float) -> Iterator[str]:
+def _waiting(role: Role, pressure: str, memory_gib: float) -> Iterator[Sentence]:
     waiting = _FULL.search(pressure)
     if waiting and float(waiting[1]) >= WAITING_PERCENT:
-        yield (
+        words = (
             f"The machine's {memory_gib:g} GiB of memory are full: for {float(waiting[1]):.0f} % of the last minute "
             f"all its processes waited for memory; {_MORE}."
         )
+        yield Sentence(role, time.monotonic(), words)
 
 
 def on_console(console: str) -> str:

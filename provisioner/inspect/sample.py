@@ -362,7 +362,8 @@ class SampleMachines:
             raise
         except ProvisionerError as error:
             is_late = isinstance(error, CommandTimeoutError) and not isinstance(error, NotStartedError)
-            shortage = self.memory.since(role, begin if is_late else begin - BEFORE_LOSS_SECONDS)
+            service = error.service if isinstance(error, NotUpError) else ""
+            shortage = self.memory.since(role, begin if is_late else begin - BEFORE_LOSS_SECONDS, service)
             if is_late or isinstance(error, NotUpError):
                 error.message = " ".join([error.message, *shortage])
                 raise

@@ -299,7 +299,9 @@ class ServiceSandbox(ProvisionerSandbox):
         [state] = _inspected(connection, self.container.identity)
         if state["status"] != "running":
             said = shown(f"{state['status']}, exit code {state.get('exit_code')}")
-            raise ServicesError(f"The container of the service {self.container.service} does not run: {said}.")
+            error = ServicesError(f"The container of the service {self.container.service} does not run: {said}.")
+            error.service = self.container.service
+            raise error
         if self.container.pid not in (0, state["pid"]):
             words = (
                 f"The engine has started the container of the service {self.container.service} again (restarts so far: "

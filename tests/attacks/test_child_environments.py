@@ -20,11 +20,7 @@ from provisioner.terraform import process
 PACKAGE = Path(provisioner.__file__ or "").parent
 # What runs in machines starts programs there, where the environment is the machine's own.
 IN_MACHINES = {"guest", "base_image"}
-SOURCES = [
-    path
-    for path in PACKAGE.rglob("*.py")
-    if not IN_MACHINES & set(path.parts) and not path.name.endswith("_program.py")
-]
+SOURCES = [path for path in PACKAGE.rglob("*.py") if not IN_MACHINES & set(path.parts)]
 SUBPROCESS = {"run", "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput"}
 WITHOUT_ENVIRONMENT = {
     *("system", "popen", "execv", "execvp", "execl", "execlp", "spawnv", "spawnvp", "spawnl", "spawnlp"),

@@ -384,9 +384,13 @@ async def test_a_container_that_ended_out_of_memory_is_told_so(monkeypatch: pyte
         return _says(0, gone) if argv[0] == "engine" else Completed(127, b"", b"gone", errno.ESRCH)
 
     sandbox = _sandbox(_Machine(answer))
+    sandbox.machines.memory.services = {"ab" * 32: "web"}
     for _ in range(2):
-        with pytest.raises(SandboxUnavailableError, match=r"web does not run: .* ended java .* raise `memory_gb`"):
+        with pytest.raises(SandboxUnavailableError, match=r"web does not run: .*; raise `memory_gb`") as raised:
             await sandbox.exec(["x"])
+        assert str(raised.value).count("ended java (process 8) in the service web, out of memory") == 1
+        # Much later, it is still why.
+        monkeypatch.setattr("provisioner.inspect.sample.BEFORE_LOSS_SECONDS", -600.0)
 
 
 async def test_an_engine_that_says_nothing_makes_a_service_unavailable() -> None:
