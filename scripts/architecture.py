@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "provisioner"
 DOCUMENT = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- scripts/architecture.py begins -->", "<!-- scripts/architecture.py ends -->"
-WIDTH, NAMES = 116, 19
+WIDTH, NAMES = 116, 14
 
 
 def layers() -> list[list[str]]:
@@ -35,34 +35,21 @@ def purpose(path: Path) -> str:
     return sentence + ("." if stop else "")
 
 
-def modules(folder: Path) -> list[str]:
-    """The modules and folders of a folder, folders with a / behind the name."""
-    names = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
-    return sorted(names + [f"{path.parent.name}/" for path in folder.glob("*/__init__.py")])
-
-
 def wrapped(name: str, text: str) -> list[str]:
     """A name and, in a column of its own, a text."""
     lines = textwrap.wrap(text, WIDTH - NAMES) or [""]
     return [f"{name:{NAMES}}{lines[0]}", *(f"{'':{NAMES}}{line}" for line in lines[1:])]
 
 
-def folder_lines(folder: Path, indent: str = "") -> list[str]:
-    """A folder's purpose, its modules, and the folders in it."""
-    lines = wrapped(f"{indent}{folder.name}/", purpose(folder / "__init__.py"))
-    lines += wrapped("", ", ".join(modules(folder)))
-    for inner in sorted(folder.glob("*/__init__.py")):
-        lines += folder_lines(inner.parent, indent + "  ")
-    return lines
-
-
 def drawing() -> str:
-    """The folders and the modules at the root, each layer below those that import it."""
+    """The folders with their purposes and the names of the other modules, each layer below those that import it."""
     lines: list[str] = []
     for layer in layers():
-        for name in layer:
-            folder, module = PACKAGE / name, PACKAGE / f"{name}.py"
-            lines += folder_lines(folder) if folder.is_dir() else wrapped(name, purpose(module))
+        folders = [PACKAGE / name for name in layer if (PACKAGE / name).is_dir()]
+        for folder in folders:
+            lines += wrapped(f"{folder.name}/", purpose(folder / "__init__.py"))
+        modules = ", ".join(name for name in layer if PACKAGE / name not in folders)
+        lines += textwrap.wrap(modules, WIDTH)
     return "\n".join(line.rstrip() for line in lines)
 
 
