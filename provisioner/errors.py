@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Literal
 
 
 class ProvisionerError(Exception):
@@ -262,3 +263,17 @@ def extras_named() -> Iterator[None]:
             f"This part of provisioner needs the library {library}, which is not installed.",
             hint=f"Install the extra: pip install 'provisioner[{_EXTRAS[library]}]'",
         ) from error
+
+
+FAMILIES_PAGE = "docs/reference/task-families.md"
+Section = Literal["files", "manifest", "methods", "build-steps", "vmspec"]
+
+
+@contextlib.contextmanager
+def explained(section: Section) -> Iterator[None]:
+    """Adds a hint that names the section of FAMILIES_PAGE to each TaskFamilyError of the body that has no hint."""
+    try:
+        yield
+    except TaskFamilyError as error:
+        error.hint = error.hint or f"{FAMILIES_PAGE}#{section} says what is allowed."
+        raise

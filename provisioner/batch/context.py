@@ -18,7 +18,7 @@ from provisioner.environment import planning
 from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.environment.estimate import Forecast, forecast
 from provisioner.errors import InfrastructureError
-from provisioner.family.checks.family_check import refuse_mistakes
+from provisioner.family.check import refuse_mistakes
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.images import build

@@ -58,11 +58,11 @@ def task_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _tasks(family: Path) -> list[str]:
-    from provisioner.family.checks.names import task_names  # which take long to import
-    from provisioner.family.checks.source import read_source
+    from provisioner.family.findings import task_names  # which take long to import
     from provisioner.family.loader import load_family
+    from provisioner.family.source import read_source
 
-    source = read_source(load_family(family.expanduser()))
+    source = read_source(load_family(family.expanduser()).module)
     return [name for name in (source and task_names(source)) or () if _PLAIN.fullmatch(name)]
 
 

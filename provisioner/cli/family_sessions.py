@@ -9,7 +9,7 @@ from provisioner.cli.options import Launch
 from provisioner.cli.sessions import session
 from provisioner.clouds.registry import Where
 from provisioner.environment.allowlist import parse_destination, resolve
-from provisioner.family.checks.family_check import refuse_mistakes
+from provisioner.family.check import refuse_mistakes
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.models import Destination
 from provisioner.session import Session

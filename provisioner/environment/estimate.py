@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.costs.prices import CostLine, cost, worst_hourly
-from provisioner.family.checks.family_check import Checked
+from provisioner.family.check import Checked
 from provisioner.family.env_file import required_of_env_file
 from provisioner.family.loader import TaskFamily
 from provisioner.family.setup_data import require_task

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from provisioner import strict_json
-from provisioner.errors import TaskFamilyError
-from provisioner.family.explained import BUILD_STEPS, explained
+from provisioner.errors import TaskFamilyError, explained
 from provisioner.family.files import is_skipped, list_files
 from provisioner.models import BuildStep, FileBuildStep, ShellBuildStep
 from provisioner.validation import shown
@@ -30,7 +29,7 @@ _QUOTES = re.compile(r"[\"'\\]")
 _KEYS = {"shell": {"type", "commands"}, "file": {"type", "source", "destination"}}
 
 
-@explained(BUILD_STEPS)
+@explained("build-steps")
 def load_build_steps(family_directory: Path) -> tuple[BuildStep, ...]:
     """Reads build_steps.json, if it exists, and checks the files that it names.
 
@@ -98,7 +97,7 @@ def _load_json(data: bytes) -> object:
         raise TaskFamilyError(f"{FILE_NAME} cannot be read: {error}.") from None
 
 
-@explained(BUILD_STEPS)
+@explained("build-steps")
 def parse_build_steps(value: object, where: str) -> tuple[BuildStep, ...]:
     """Converts decoded JSON to build steps. The contents stay data: nothing in them is expanded or run.
 
@@ -158,7 +157,7 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-@explained(BUILD_STEPS)
+@explained("build-steps")
 def check_build_steps(steps: Iterable[BuildStep], family_directory: Path, where: str = "build_steps") -> None:
     """Checks that the source of every file step exists and stays inside the family directory, links included.
 

@@ -8,8 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from provisioner import strict_yaml
-from provisioner.errors import TaskFamilyError
-from provisioner.family.explained import MANIFEST, explained
+from provisioner.errors import TaskFamilyError, explained
 from provisioner.family.files import MAXIMUM_GLOBS, check_glob
 from provisioner.models import MAXIMUM_VERSION_CHARACTERS, PrimaryDistribution
 from provisioner.validation import lines_of, listed
@@ -133,7 +132,7 @@ class Manifest(_Section):
         return self.tasks.get(task, ManifestTask()).scoring
 
 
-@explained(MANIFEST)
+@explained("manifest")
 def load_manifest(directory: Path) -> Manifest:
     """Reads manifest.yaml or manifest.yml of a family directory. Returns an empty manifest if neither exists.
 
@@ -159,7 +158,7 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     return list(section.model_fields)
 
 
-@explained(MANIFEST)
+@explained("manifest")
 def parse_manifest(data: bytes, name: str = FILE_NAMES[0]) -> Manifest:
     """Parses a manifest.
 

@@ -9,10 +9,9 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import cast, get_args
 
-from provisioner.errors import TaskFamilyError, UsageError
+from provisioner.errors import TaskFamilyError, UsageError, explained
 from provisioner.family.build_steps import parse_build_steps
 from provisioner.family.env_file import is_variable_name
-from provisioner.family.explained import METHODS, VMSPEC, explained
 from provisioner.models import Architecture, AuxDistribution, GpuSpec, SetupData, TaskSetup, VMSpec
 from provisioner.printable import printable
 from provisioner.validation import listed, shown
@@ -23,7 +22,7 @@ _REQUIRED = {"cpu_count_range", "ram_gib_range"}
 _KEYS = _REQUIRED | {"cpu_architecture", "gpu_spec", "base_image_type", "build_steps"}
 
 
-@explained(VMSPEC)
+@explained("vmspec")
 def parse_vm_spec(value: object, where: str) -> VMSpec:
     """Converts decoded JSON to a VMSpec. Optional keys may also be null.
 
@@ -119,7 +118,7 @@ _WHERE = "The family's setup data"
 _FLAGS = ("has_score", "has_intermediate_score", "has_aggregate_scores", "has_teardown", "skip_chown_after_start")
 
 
-@explained(METHODS)
+@explained("methods")
 def parse_setup_data(value: object) -> SetupData:
     """Converts a decoded JSON object with SetupData's keys to a SetupData.
 

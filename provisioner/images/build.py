@@ -15,7 +15,8 @@ from provisioner.clock import now
 from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.driver.task_driver import TaskDriver
 from provisioner.errors import UnavailableError
-from provisioner.family.loader import TaskFamily, check_build_steps
+from provisioner.family.build_steps import check_build_steps
+from provisioner.family.loader import TaskFamily
 from provisioner.images.builder import Builder, build, look_into
 from provisioner.images.layer_keys import (
     FIRST_BUILD,

@@ -29,7 +29,7 @@ from provisioner.errors import (
     TaskError,
     UsageError,
 )
-from provisioner.family.checks.family_check import refuse_mistakes
+from provisioner.family.check import refuse_mistakes
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.family.scores import ScoreResult

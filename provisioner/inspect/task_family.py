@@ -18,7 +18,7 @@ from inspect_ai.tool import Tool, ToolSource, bash, python
 from inspect_ai.util import SandboxEnvironmentSpec
 
 from provisioner.errors import UsageError
-from provisioner.family.checks.family_check import refuse_mistakes
+from provisioner.family.check import refuse_mistakes
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.images import build
 from provisioner.inspect.configuration import Configuration, written

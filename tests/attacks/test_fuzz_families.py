@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from provisioner.errors import TaskFamilyError
-from provisioner.family.checks.family_check import check_family
-from provisioner.family.checks.finding import MAXIMUM_CHARACTERS, MAXIMUM_FINDINGS
+from provisioner.family.check import check_family
+from provisioner.family.findings import MAXIMUM_CHARACTERS, MAXIMUM_FINDINGS
 from tests.attacks.fuzzing import damaged, fuzz
 from tests.command_line import ROOT
 

@@ -36,10 +36,10 @@ from provisioner.errors import (
 )
 from provisioner.family.build_steps import load_build_steps
 from provisioner.family.env_file import load_env_file
-from provisioner.family.loader import check_module
 from provisioner.family.manifest import parse_manifest
 from provisioner.family.scores import classify_score, parse_intermediate
 from provisioner.family.setup_data import parse_setup_data
+from provisioner.family.source import check_module
 from provisioner.frames import frame as exec_frame
 from provisioner.isolation.probes import CanaryPorts, evaluate, questions
 from provisioner.session import Session

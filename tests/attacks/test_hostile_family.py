@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.family.checks.family_check import check_family
-from provisioner.family.checks.finding import MAXIMUM_FINDINGS
+from provisioner.family.check import check_family
+from provisioner.family.findings import MAXIMUM_FINDINGS
 from tests.campaigns import cases
 from tests.command_line import ROOT
 from tests.unit.conftest import CommandLine
-from tests.unit.family.checks.families import GOOD, TASKS, VARIABLES, changed, checked
+from tests.unit.family.families import GOOD, TASKS, VARIABLES, changed, checked
 
 MEASURE = """
 import sys, time
 from pathlib import Path
 from provisioner.errors import ProvisionerError
-from provisioner.family.checks.family_check import check_family
+from provisioner.family.check import check_family
 try:
     check_family(Path(sys.argv[1]), "task", {"TOKEN": "12345678"})
 except ProvisionerError:

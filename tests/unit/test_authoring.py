@@ -15,10 +15,10 @@ import pytest
 
 from provisioner.clouds.guest_files import BASE_IMAGE, GUEST
 from provisioner.environment import agent, operations
-from provisioner.family.checks.family_check import check_family
-from provisioner.family.checks.source import ATTRIBUTES, FUNCTIONS
+from provisioner.family.check import check_family
 from provisioner.family.env_file import AUX_VM_VARIABLES, load_env_file
 from provisioner.family.manifest import parse_manifest
+from provisioner.family.source import ATTRIBUTES, FUNCTIONS
 from provisioner.images import provisioning
 from provisioner.images.provisioning import ROOT as ROOT_ACCOUNT
 from provisioner.machines.create import aux_user

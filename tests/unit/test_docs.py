@@ -13,8 +13,8 @@ from typer.main import get_command
 
 from provisioner.cli.app import app
 from provisioner.config import Settings
-from provisioner.family import explained
-from provisioner.family.checks.finding import RULES_PAGE, Rule
+from provisioner.errors import FAMILIES_PAGE, Section
+from provisioner.family.findings import RULES_PAGE, Rule
 from tests.command_line import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -99,7 +99,7 @@ def named_sections() -> list[tuple[str, str]]:
     pattern = re.compile(r"docs/[\w/-]+\.(?:md|json)(?:#[\w-]+)?")
     named = {(link, str(path.relative_to(ROOT))) for path in files for link in pattern.findall(path.read_text())}
     named -= {each for each in named if each[0].startswith("docs/interop/")}  # QEMU's
-    sections = {value: name for name, value in vars(explained).items() if name.isupper()}
+    sections = {f"{FAMILIES_PAGE}#{section}": "an error" for section in get_args(Section)}
     rules = {f"{RULES_PAGE}#{rule}": "a rule" for rule in get_args(Rule)}
     return sorted(named | set(sections.items()) | set(rules.items()))
 

@@ -22,7 +22,7 @@ from provisioner.costs.ledger import Entry, Total, totals
 from provisioner.costs.prices import MICRO, dollars, hourly
 from provisioner.environment.estimate import Forecast, forecast
 from provisioner.errors import UsageError
-from provisioner.family.checks.family_check import refuse_mistakes
+from provisioner.family.check import refuse_mistakes
 from provisioner.printable import spreadsheet_cell
 from provisioner.ttl import BUILDER_TTL, format_duration
 from provisioner.validation import shown

@@ -28,7 +28,7 @@ from provisioner.clouds.registry import Where
 from provisioner.environment import lifecycle, operations
 from provisioner.environment.development import Development
 from provisioner.errors import ProvisionerError, UsageError
-from provisioner.family.checks.family_check import refuse_mistakes
+from provisioner.family.check import refuse_mistakes
 from provisioner.family.loader import TaskFamily
 from provisioner.models import Environment
 from provisioner.printable import printable_lines

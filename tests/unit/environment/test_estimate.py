@@ -14,7 +14,7 @@ from provisioner.costs.prices import CostLine
 from provisioner.environment import planning
 from provisioner.environment.estimate import forecast
 from provisioner.errors import UsageError
-from provisioner.family.checks.family_check import Checked
+from provisioner.family.check import Checked
 from provisioner.models import MachineSize, Role
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud

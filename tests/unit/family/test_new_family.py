@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import TaskFamilyError
-from provisioner.family.checks.family_check import check_family
+from provisioner.family.check import check_family
 from provisioner.family.loader import load_family
 from provisioner.family.new_family import write_family
 from tests.command_line import ROOT

@@ -10,7 +10,7 @@ from provisioner.clouds.registry import CLOUDS, CloudEntry
 from provisioner.errors import UnavailableError
 from tests.unit.conftest import CommandLine, nothing_was_created
 from tests.unit.fakes.cloud import FakeCloud
-from tests.unit.family.checks.families import GOOD, TASKS, VARIABLES, changed
+from tests.unit.family.families import GOOD, TASKS, VARIABLES, changed
 
 TWICE = changed("def score(t, submission):", "def score(self, t, submission):")
 

@@ -23,7 +23,7 @@ from provisioner.clock import now
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.environment.estimate import forecast
 from provisioner.errors import StillThereError, UsageError
-from provisioner.family.checks.family_check import Checked
+from provisioner.family.check import Checked
 from provisioner.session import Session
 from provisioner.store.environments import RECORD, derived_id
 from provisioner.store.home import Home

@@ -9,18 +9,25 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from provisioner.errors import MissingVariablesError, TaskFamilyError
+from provisioner.errors import FAMILIES_PAGE, MissingVariablesError, TaskFamilyError
 from provisioner.family.build_steps import FILE_NAME, load_build_steps
-from provisioner.family.checks.finding import RULES_PAGE, Finding, bounded
-from provisioner.family.checks.imports import glob_findings, import_findings
-from provisioner.family.checks.methods import method_findings
-from provisioner.family.checks.names import required_variables, task_findings, task_names, variable_findings
-from provisioner.family.checks.secrets import secret_findings
-from provisioner.family.checks.source import read_source
-from provisioner.family.explained import FILES
-from provisioner.family.loader import TaskFamily, check_module, load_family, locate_family
+from provisioner.family.findings import (
+    RULES_PAGE,
+    Finding,
+    bounded,
+    glob_findings,
+    import_findings,
+    method_findings,
+    required_variables,
+    secret_findings,
+    task_findings,
+    task_names,
+    variable_findings,
+)
+from provisioner.family.loader import TaskFamily, load_family, locate_family
 from provisioner.family.manifest import FILE_NAMES, load_manifest
 from provisioner.family.setup_data import unknown_task
+from provisioner.family.source import check_module, read_source
 from provisioner.validation import listed
 
 # At most so many findings of each kind of check: a longer list helps no reader.
@@ -77,7 +84,7 @@ def check_loaded(family: TaskFamily, task: str | None, variables: Mapping[str, s
     Raises:
         TaskFamilyError: the module is not Python any more.
     """
-    source = read_source(family)
+    source = read_source(family.module)
     kinds = [secret_findings(family, variables or {}), glob_findings(family)]
     if source is None:
         too_large = Finding(
@@ -151,5 +158,5 @@ def _invalid_files(directory: Path, name: str) -> Iterator[Finding]:
             what = error.message.replace(":\n  - ", ": ", 1).replace("\n  - ", "; ").replace("\n", " ")
             yield Finding(
                 "error", "invalid-file", file, line, what, "provisioner cannot read the family.",
-                error.hint or f"Correct it. {FILES} says what a family may hold.",
+                error.hint or f"Correct it. {FAMILIES_PAGE}#files says what a family may hold.",
             )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from provisioner.family.checks.family_check import Checked, check_family
+from provisioner.family.check import Checked, check_family
 
 # A whole family without a mistake; each test changes what it is about.
 GOOD = """\
