@@ -1,4 +1,4 @@
-"""Runs what `provisioner new --aux --intermediate` writes, and the pages with which a first family begins, in machines.
+"""Runs what `provisioner new --aux --intermediate` writes, and the page with which a first family begins, in machines.
 
 They build several images, which takes minutes: the campaign soak.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.store.home import Home
-from tests.command_line import ROOT, answer, provisioner
+from tests.command_line import answer, provisioner
 from tests.pages import AUTHORING
 from tests.reader import reading
 
@@ -37,10 +37,3 @@ def test_a_new_family_with_everything_passes_its_tests(test_home: Home, tmp_path
 def test_the_page_on_writing_a_family_does_what_it_says(test_home: Home, tmp_path: Path) -> None:
     with reading(test_home, tmp_path) as reader:
         reader.read(AUTHORING / "write-a-family.md")
-
-
-def test_the_first_tutorial_does_what_it_says(test_home: Home, tmp_path: Path) -> None:
-    # What is set up is this checkout's own, and its images are for other tests too.
-    with reading(test_home, tmp_path) as reader:
-        page = ROOT / "docs" / "tutorial" / "first-family.md"
-        reader.read(page, leave_out=("scripts/setup", "export PATH=", "provisioner image prune --all"))

@@ -233,17 +233,6 @@ def test_the_tutorials_scores_depend_on_the_key(tutorial: Path) -> None:
     assert run("one", codes) != run("two", codes)
 
 
-def test_the_first_tutorials_family_has_no_mistakes(tmp_path: Path) -> None:
-    written = [
-        block.text
-        for block in blocks(ROOT / "docs" / "tutorial" / "first-family.md")
-        if block.text.startswith(("mkdir", "cat"))
-    ]
-    script = "provisioner() { :; }\n" + "\n".join(written)
-    subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=tmp_path, check=True, timeout=BOUND_SECONDS)
-    assert check_family(tmp_path / "sums", "small").findings == ()
-
-
 def test_the_tables_of_the_reference_are_todays() -> None:
     drawn = subprocess.run(
         [sys.executable, "scripts/family_reference.py"], cwd=ROOT, capture_output=True, text=True, check=True
