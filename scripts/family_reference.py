@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "provisioner/guest")]
 
+from provisioner_guest.family import values  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
 from provisioner.environment import operations  # noqa: E402
 from provisioner.family import build_steps, env_file, files, loader, manifest, setup_data  # noqa: E402
-from provisioner.guest.provisioner_guest.family import values  # noqa: E402
 from provisioner.models import FileBuildStep, ShellBuildStep, VMSpec  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "task-families.md"

@@ -9,6 +9,8 @@ A frame is a line `KIND OFFSET LENGTH` and LENGTH bytes. KIND is o or e (stdout 
 life), x (the end: JSON) or n (no command has this id).
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import json
@@ -28,6 +30,23 @@ from provisioner_guest.cgroup import outlive_call  # noqa: E402
 from provisioner_guest.login import USER_PATH, login_environment  # noqa: E402
 from provisioner_guest.ring import CHUNK_BYTES, Ring  # noqa: E402
 
+TYPE_CHECKING = False  # without an import of typing
+if TYPE_CHECKING:
+    from typing import TypedDict
+
+    class Request(TypedDict):
+        """What the controller asks for."""
+
+        root: str
+        id: str
+        start: bool
+        offsets: dict[str, int]
+        limit_seconds: float | None
+        user: str
+        home: str
+        command: str
+
+
 STREAMS = {"o": "stdout", "e": "stderr"}
 # How often a follower looks for output: at first, and when there has been none for a while.
 QUICK_SECONDS, SLOW_SECONDS = 0.02, 0.4
@@ -36,7 +55,7 @@ SIGN_OF_LIFE_SECONDS = 10.0
 
 def main() -> int:
     """Start the command if the request says so and it has not been started, and follow it to its end."""
-    request = json.load(sys.stdin.buffer)
+    request: Request = json.load(sys.stdin.buffer)  # which the controller wrote
     state = os.path.join(request["root"], "var/lib/provisioner/agents", request["id"])
     if request["start"]:
         try:
@@ -52,7 +71,7 @@ def main() -> int:
     return 0
 
 
-def start(request: dict, state: str) -> None:
+def start(request: Request, state: str) -> None:
     """Start the supervisor. It keeps the state's lock as long as it lives."""
     rings = {}
     for name in STREAMS.values():
@@ -66,7 +85,7 @@ def start(request: dict, state: str) -> None:
         os.close(moved)
         os.read(told, 1)  # until it is out of this call's cgroup and process group, with which it would end
         return
-    end = {"exit_code": None, "timed_out": False}
+    end: dict[str, int | bool | None] = {"exit_code": None, "timed_out": False}
     try:
         os.setsid()
         outlive_call()
@@ -92,7 +111,7 @@ def protect(adjustment: str) -> None:
         pass
 
 
-def supervise(request: dict, rings: dict[str, Ring]) -> dict:
+def supervise(request: Request, rings: dict[str, Ring]) -> dict[str, int | bool | None]:
     """Run the command to its end or its time limit, keep its output, and end what it left.
 
     Returns:
@@ -123,7 +142,7 @@ def supervise(request: dict, rings: dict[str, Ring]) -> dict:
     return {"exit_code": code, "timed_out": timed_out}
 
 
-def become_agent(request: dict, stdout: int, stderr: int) -> None:
+def become_agent(request: Request, stdout: int, stderr: int) -> None:
     """Turn this process into the agent's login shell, in its part of the cgroup."""
     os.setsid()
     # As root, and before anything of the agent's runs.

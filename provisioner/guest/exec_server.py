@@ -5,6 +5,8 @@ machine lives. Without an argument it serves the one call on stdin and stdout, f
 docs/explanation/exec-server.md has the protocol. It reads nothing of the family's and must never block on a call.
 """
 
+from __future__ import annotations
+
 import gc
 import importlib
 import os
@@ -29,7 +31,7 @@ PRELOADED = (
 )  # fmt: skip
 
 
-def listen(path):
+def listen(path: str) -> None:
     """Accept calls for ever, each in a process of its own."""
     for name in PRELOADED:
         importlib.import_module(name)
@@ -56,7 +58,7 @@ def listen(path):
                 serve(channel.fileno(), channel.fileno())
 
 
-def serve(reader, writer):
+def serve(reader: int, writer: int) -> None:
     """Serve one call and end this process."""
     try:
         Call(reader, writer).serve()
@@ -64,7 +66,7 @@ def serve(reader, writer):
         os._exit(0)
 
 
-def _tell_systemd():
+def _tell_systemd() -> None:
     """Say that calls are accepted from now on (sd_notify)."""
     address = os.environ.pop("NOTIFY_SOCKET", "")
     if address:

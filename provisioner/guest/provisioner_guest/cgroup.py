@@ -4,6 +4,8 @@ The agent's commands go into the agent's cgroup (agent_cgroup.sh): they share it
 Linux without such cgroups, only the command's process group is ended.
 """
 
+from __future__ import annotations
+
 import os
 import subprocess
 import time
@@ -18,7 +20,7 @@ RESERVE_BYTES = 64 << 20
 END_SECONDS = 20.0
 
 
-def is_available():
+def is_available() -> bool:
     """Return whether this machine has cgroups of version 2, and this process may make some."""
     return os.geteuid() == 0 and os.path.exists(ROOT + "/cgroup.controllers") and os.access(ROOT, os.W_OK)
 
@@ -35,9 +37,9 @@ class Cgroup:
         OSError: it cannot be made.
     """
 
-    def __init__(self, name, user, inside=None):
+    def __init__(self, name: str, user: str, inside: str | None = None) -> None:
         self._is_agents = False
-        self.path = None
+        self.path: str | None = None
         if not is_available():
             return
         self._is_agents = user == AGENT and os.path.exists(AGENT_PROGRAM) and not inside
@@ -48,7 +50,7 @@ class Cgroup:
             for file, limit in _limits().items():
                 _write(os.path.join(self.path, file), limit)
 
-    def join(self):
+    def join(self) -> None:
         """Move this process into it. For a new process, before anything of the user's runs.
 
         Raises:
@@ -60,7 +62,7 @@ class Cgroup:
         if self._is_agents and _read(AGENTS + "/pids.max").strip() == "0":
             raise BlockingIOError(11, "the agent's processes are not let in")
 
-    def end(self):
+    def end(self) -> None:
         """End all processes in it, and remove it as far as that is possible."""
         if self.path is None:
             return
@@ -75,7 +77,7 @@ class Cgroup:
             time.sleep(0.02)
         self.leave()
 
-    def leave(self):
+    def leave(self) -> None:
         """Remove this cgroup and those of ended calls, unless processes in the background still use them."""
         if self.path is None:
             return
@@ -93,7 +95,7 @@ class Cgroup:
                     continue
 
 
-def outlive_call():
+def outlive_call() -> None:
     """Move this process out of its call's cgroup, so that it outlives the call however the call ends."""
     if is_available():
         path = os.path.join(_ours(), "supervisors")
@@ -101,7 +103,7 @@ def outlive_call():
         _write(path + "/cgroup.procs", "0")
 
 
-def _ours():
+def _ours() -> str:
     if not os.path.exists(OURS):
         _write(ROOT + "/cgroup.subtree_control", "+memory +pids")
         os.makedirs(OURS, exist_ok=True)
@@ -109,26 +111,26 @@ def _ours():
     return OURS
 
 
-def _agents():
+def _agents() -> str:
     """Return the agent's cgroup. The program that knows its limits makes it."""
     if not os.path.exists(AGENTS + "/logins"):
         subprocess.run(["/bin/sh", AGENT_PROGRAM, "reopen"], stdin=subprocess.DEVNULL, check=False)
     return AGENTS
 
 
-def _limits():
+def _limits() -> dict[str, str]:
     """Return a command's limits: nearly all of the machine, so that a runaway command does not stop it."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     tasks = min(int(_read("/proc/sys/kernel/threads-max")), int(_read("/proc/sys/kernel/pid_max")))
     return {"memory.max": str(total - max(RESERVE_BYTES, total // 20)), "pids.max": str(tasks * 3 // 4)}
 
 
-def _read(path):
+def _read(path: str) -> str:
     with open(path, encoding="ascii") as file:
         return file.read()
 
 
-def _write(path, text):
+def _write(path: str, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY)
     try:
         os.write(descriptor, text.encode("ascii"))

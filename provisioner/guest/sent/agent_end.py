@@ -4,6 +4,8 @@ Never read from the machine's disk: the controller sends this text to the exec s
 `agent_cgroup.sh reopen` lets the agent in again.
 """
 
+from __future__ import annotations
+
 import os
 import pwd
 import subprocess
@@ -19,7 +21,7 @@ PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 SECONDS, PAUSE_SECONDS = 20.0, 0.02
 
 
-def main(root=ROOT, inodes=INODES, segments=SEGMENTS):
+def main(root: str = ROOT, inodes: str = INODES, segments: str = SEGMENTS) -> None:
     """End the agent's processes. Exit with 1 and a message if they do not end.
 
     Args:
@@ -35,7 +37,7 @@ def main(root=ROOT, inodes=INODES, segments=SEGMENTS):
         sys.exit(f"{error}")
 
 
-def _end(cgroup):
+def _end(cgroup: str) -> None:
     # A login finds the part `logins`, and so does not set the limits, among them that of processes, anew.
     _write(os.path.join(os.path.dirname(cgroup), "cgroup.subtree_control"), "+cpu +memory +pids")
     os.makedirs(cgroup, exist_ok=True)
@@ -49,7 +51,7 @@ def _end(cgroup):
         time.sleep(PAUSE_SECONDS)
 
 
-def _free_inodes(directory):
+def _free_inodes(directory: str) -> None:
     """Remove the files that keep inodes if scoring may need them; that takes a while without KVM."""
     if os.path.isdir(directory) and os.statvfs(directory).f_favail < INODES_FOR_SCORING:
         for name in os.listdir(directory):
@@ -57,7 +59,7 @@ def _free_inodes(directory):
         os.rmdir(directory)
 
 
-def _remove_segments(segments):
+def _remove_segments(segments: str) -> None:
     """Remove the agent's System V segments that no process uses: they outlive the processes that made them."""
     for line in _read(segments).splitlines()[1:]:
         _, segment, _, _, _, _, attached, user, *_ = line.split()
@@ -65,12 +67,12 @@ def _remove_segments(segments):
             subprocess.run(["ipcrm", "-m", segment], env={"PATH": PATH}, check=False)
 
 
-def _read(path):
+def _read(path: str) -> str:
     with open(path, encoding="ascii", errors="replace") as file:
         return file.read()
 
 
-def _write(path, text):
+def _write(path: str, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY)
     try:
         os.write(descriptor, text.encode("ascii"))

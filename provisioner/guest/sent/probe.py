@@ -13,6 +13,8 @@ Runs as root and uses only the standard library, from Python 3.8 on (Ubuntu 20.0
 On an emulated processor imports are slow: the modules below `os`, `socket` and `json` are used.
 """
 
+from __future__ import annotations
+
 import _socket as socket
 import _thread
 import errno
@@ -22,6 +24,26 @@ import pwd
 import select
 import struct
 import time
+
+TYPE_CHECKING = False  # without an import of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+    from typing import Any, Self, TypedDict
+
+    Wait = tuple[int, int, float | None]
+    Part = Generator[Wait, None, None]
+    Attempt = Generator[Wait, None, str]
+    # A name, whether it is promised, a card, a method and its arguments.
+    Probe = Sequence[Any]
+    Answer = tuple[str, str]
+
+    class Request(TypedDict):
+        """What the controller asks for."""
+
+        word: str
+        cards: Sequence[str]
+        probes: Mapping[str, Sequence[Probe]]
+
 
 # How long a probe waits for a sign of something that must not be reached, and after that for each further answer.
 SECONDS = 1.0
@@ -54,19 +76,19 @@ class NotReachedError(Exception):
 class Socket(socket.socket):
     """Never blocks. Sends through a device, or wherever the routes lead. Use as a context manager."""
 
-    def __init__(self, family, kind, device=None, protocol=0):
+    def __init__(self, family: int, kind: int, device: str | None = None, protocol: int = 0) -> None:
         super().__init__(family, kind, protocol)
         self.setblocking(False)
         if device:
             self.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode() + b"\0")
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def connected(self, address, seconds=None):
+    def connected(self, address: tuple[str, int], seconds: float | None = None) -> Part:
         """Connects; a part of an attempt."""
         number = self.connect_ex(address)
         if number == errno.EINPROGRESS:
@@ -81,14 +103,14 @@ class Socket(socket.socket):
 # happens. Its return value says what was reached.
 
 
-def tcp(device, address, port, seconds=None):
+def tcp(device: str | None, address: str, port: int, seconds: float | None = None) -> Attempt:
     """Connects."""
     with Socket(socket.AF_INET, socket.SOCK_STREAM, device) as connection:
         yield from connection.connected((address, port), seconds)
         return "connected"
 
 
-def tcp6(device, address, port):
+def tcp6(device: str | None, address: str, port: int) -> Attempt:
     """Connects by IPv6. A machine without IPv6 reaches nothing by it."""
     try:
         connection = Socket(socket.AF_INET6, socket.SOCK_STREAM, device)
@@ -101,7 +123,7 @@ def tcp6(device, address, port):
     return "connected"
 
 
-def allowed(device, address, port):
+def allowed(device: str | None, address: str, port: int) -> Attempt:
     """Connects through a proxy, which may accept first and hang up when the destination refuses."""
     with Socket(socket.AF_INET, socket.SOCK_STREAM, device) as connection:
         yield from connection.connected((address, port))
@@ -114,7 +136,7 @@ def allowed(device, address, port):
         return "connected"
 
 
-def metadata(device, address):
+def metadata(device: str | None, address: str) -> Attempt:
     """Asks without a token, whose answer may be lost merely by the hop limit. Even a 401 is an answer."""
     with Socket(socket.AF_INET, socket.SOCK_STREAM, device) as connection:
         yield from connection.connected((address, 80))
@@ -126,7 +148,7 @@ def metadata(device, address):
         return answer
 
 
-def udp(device, address, port):
+def udp(device: str | None, address: str, port: int) -> Attempt:
     """Sends a DNS query and waits for any answer."""
     with Socket(socket.AF_INET, socket.SOCK_DGRAM, device) as connection:
         connection.sendto(QUERY, (address, port))
@@ -134,7 +156,7 @@ def udp(device, address, port):
         return f"{len(connection.recv(512))} bytes"
 
 
-def dns_tcp(device, address):
+def dns_tcp(device: str | None, address: str) -> Attempt:
     """Sends a DNS query over TCP and waits for any answer."""
     with Socket(socket.AF_INET, socket.SOCK_STREAM, device) as connection:
         yield from connection.connected((address, 53))
@@ -145,7 +167,7 @@ def dns_tcp(device, address):
         return "answered"
 
 
-def ping(device, address):
+def ping(device: str | None, address: str) -> Attempt:
     """Sends an ICMP echo, as root only, and waits for its reply."""
     with Socket(socket.AF_INET, socket.SOCK_RAW, device, socket.IPPROTO_ICMP) as connection:
         body = b"\x08\x00\x00\x00\x13\x37\x00\x01"
@@ -158,7 +180,7 @@ def ping(device, address):
                 return "echo"
 
 
-def knock(device, address, port, word):
+def knock(device: str | None, address: str, port: int, word: str) -> Attempt:
     """Connects to the canary and says the word."""
     with Socket(socket.AF_INET, socket.SOCK_STREAM, device) as connection:
         yield from connection.connected((address, port))
@@ -166,7 +188,7 @@ def knock(device, address, port, word):
         return "connected"
 
 
-def knock_udp(device, address, port, word):
+def knock_udp(device: str | None, address: str, port: int, word: str) -> Attempt:
     """Sends the word to the canary, which never answers: several times, since a flood may drown one datagram."""
     with Socket(socket.AF_INET, socket.SOCK_DGRAM, device) as connection:
         for _ in range(KNOCKS):
@@ -179,14 +201,14 @@ def knock_udp(device, address, port, word):
         raise socket.timeout("timed out")
 
 
-def resolve(_device, name):
+def resolve(_device: str | None, name: str) -> Attempt:
     """Resolves a name as the machine's programs do, in a thread, since the C library waits by itself."""
     reader, writer = posix.pipe()
-    found = []
+    found: list[str | Exception] = []
 
-    def ask():
+    def ask() -> None:
         try:
-            found.append(socket.getaddrinfo(name, 80, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+            found.append(str(socket.getaddrinfo(name, 80, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]))
         except Exception as error:
             found.append(error)
         finally:
@@ -199,14 +221,15 @@ def resolve(_device, name):
         raise NotReachedError("no resolver answered") from error
     finally:
         posix.close(reader)
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
+    [answer] = found
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
-def tcp_by_name(device, *targets):
+def tcp_by_name(device: str | None, *targets: tuple[str, int]) -> Attempt:
     """Connects to the first of the names (with ports) that answers. A silent resolver is asked once."""
-    failures = []
+    failures: list[OSError] = []
     for name, port in targets:
         try:
             address = yield from resolve(device, name)
@@ -217,11 +240,16 @@ def tcp_by_name(device, *targets):
     raise ([error for error in failures if _outcome(error) == "impossible"] or failures)[0]
 
 
-REPEATED = {method.__name__: method for method in (tcp, tcp6, metadata, udp, dns_tcp, ping, knock)}
-METHODS = {**REPEATED, **{method.__name__: method for method in (allowed, knock_udp, resolve, tcp_by_name)}}
+REPEATED: dict[str, Callable[..., Attempt]] = {
+    method.__name__: method for method in (tcp, tcp6, metadata, udp, dns_tcp, ping, knock)
+}
+METHODS: dict[str, Callable[..., Attempt]] = {
+    **REPEATED,
+    **{method.__name__: method for method in (allowed, knock_udp, resolve, tcp_by_name)},
+}
 
 
-def _outcome(error):
+def _outcome(error: Exception) -> str:
     """Whether a probe's error shows that its target was not reached, or merely that it could not be tried."""
     answers = isinstance(error, OSError) and error.errno in NOT_REACHED
     if answers or isinstance(error, (NotReachedError, socket.timeout)):
@@ -232,16 +260,18 @@ def _outcome(error):
 class Probes:
     """Tries all probes of one user side by side. `devices` are those that lead to the request's cards."""
 
-    def __init__(self, devices):
+    def __init__(self, devices: Mapping[str, str]) -> None:
         self._devices = devices
         self._poll = select.poll()
-        self._waiting = {}  # by descriptor: name, attempt, the moment when it has waited enough, and its patience
-        self._silent = {}
-        self._answers = {}
+        self._waiting: dict[
+            int, tuple[str, Attempt, float, float]
+        ] = {}  # by descriptor: name, attempt, the moment when it has waited enough, and its patience
+        self._silent: dict[str, Answer] = {}
+        self._answers: dict[str, Answer] = {}
         self._looked = time.monotonic()
         self._waited = 0.0  # seconds, of which few are counted if the machine got no processor
 
-    def try_all(self, probes):
+    def try_all(self, probes: Sequence[Probe]) -> list[tuple[str, str, str]]:
         """Returns name, outcome and detail of each probe."""
         for probe in probes:
             self._begin(0.0, probe)
@@ -258,7 +288,7 @@ class Probes:
         silent = {name: silence for name, silence in self._silent.items() if name not in unfinished}
         return [(probe[0], *self._answers.get(probe[0], silent.get(probe[0], NEVER))) for probe in probes]
 
-    def _begin(self, after, probe):
+    def _begin(self, after: float, probe: Probe) -> None:
         name, promised, card, method, *arguments = probe
         if self._answers.get(name, NEVER)[0] == "reached":
             return
@@ -272,7 +302,7 @@ class Probes:
             return
         self._go_on(name, attempt, lambda: attempt.send(None), patience - after, patience)
 
-    def _go_on(self, name, attempt, resume, seconds, patience):
+    def _go_on(self, name: str, attempt: Attempt, resume: Callable[[], Wait], seconds: float, patience: float) -> None:
         try:
             descriptor, events, limit = resume()
         except StopIteration as done:
@@ -285,7 +315,7 @@ class Probes:
             self._poll.register(descriptor, events)
             self._waiting[descriptor] = (name, attempt, self._waited + (limit or seconds), patience)
 
-    def _wait(self):
+    def _wait(self) -> None:
         ready = self._poll.poll(SLICE_SECONDS * 1000)
         before, self._looked = self._looked, time.monotonic()
         self._waited += min(self._looked - before, COUNTED_SECONDS)
@@ -302,19 +332,19 @@ class Probes:
                 late = socket.timeout("timed out")
                 self._go_on(name, attempt, lambda: attempt.throw(late), patience, patience)  # noqa: B023
 
-    def _forget(self, descriptor):
+    def _forget(self, descriptor: int) -> tuple[str, Attempt, float, float]:
         self._poll.unregister(descriptor)
         return self._waiting.pop(descriptor)
 
 
-def _text(text):
+def _text(text: str) -> str:
     """Returns a JSON string."""
     if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'
     return '"' + "".join(f"\\u{min(ord(character), 0xFFFD):04x}" for character in text) + '"'
 
 
-def _answers(probes, devices, user):
+def _answers(probes: Sequence[Probe], devices: Mapping[str, str], user: str) -> str:
     """Runs a user's probes and returns the answers as rows of JSON."""
     rows = [
         (user, name, outcome, detail[:DETAIL_CHARACTERS]) for name, outcome, detail in Probes(devices).try_all(probes)
@@ -322,7 +352,7 @@ def _answers(probes, devices, user):
     return ",".join(f"[{','.join(map(_text, row))}]" for row in rows)
 
 
-def _as_agent(probes):
+def _as_agent(probes: Sequence[Probe]) -> tuple[int, int]:
     """Runs probes as user agent, in a child process that gives up root first. Returns it, and where its rows come."""
     entry = pwd.getpwnam("agent")
     reader, writer = posix.pipe()
@@ -341,7 +371,7 @@ def _as_agent(probes):
     return child, reader
 
 
-def _device_to(address):
+def _device_to(address: str) -> str | None:
     """Returns the device through which the machine's routes lead to an address; None if there is none."""
     with Socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         try:
@@ -363,7 +393,7 @@ REPLACE_ROUTE, DELETE_ROUTE = (24, 0x505), (25, 0x5)
 MAIN_TABLE, ONLINK = 254, 4
 
 
-def _route(action, number, device, gateway):
+def _route(action: tuple[int, int], number: int, device: str, gateway: str) -> bool:
     """Adds or deletes a default route; returns whether that was possible."""
     kind, flags = action
     route = struct.pack("=8BI", socket.AF_INET, 0, 0, 0, MAIN_TABLE, 3, 0, 1, ONLINK)
@@ -382,10 +412,11 @@ def _route(action, number, device, gateway):
     return answer[4:6] == struct.pack("=H", 2) and answer[16:20] == bytes(4)
 
 
-def main(request):
+def main(request: Request) -> None:
     """Runs the probes and writes the answers."""
     found = [(number, _device_to(card), card) for number, card in enumerate(request["cards"])]
-    routed = [route for route in found if route[1] and _route(REPLACE_ROUTE, *route)]
+    routes = [(number, device, card) for number, device, card in found if device]
+    routed = [route for route in routes if _route(REPLACE_ROUTE, *route)]
     probes = request["probes"]
     try:
         agent = _as_agent(probes["agent"]) if "agent" in probes else None

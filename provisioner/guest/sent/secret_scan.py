@@ -3,6 +3,8 @@
 Reads {NAME: value} as JSON from stdin. Prints one "PATH holds NAME" line per finding. Uses only the standard library.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import stat
@@ -13,8 +15,8 @@ SKIPPED = ("/proc", "/sys", "/dev", "/run")
 PIECE = 4 << 20
 
 
-def _holds(path, secrets, longest):
-    names = set()
+def _holds(path: str, secrets: dict[str, bytes], longest: int) -> set[str]:
+    names: set[str] = set()
     with open(path, "rb", buffering=0) as file:
         rest = b""
         while piece := file.read(PIECE):
@@ -24,7 +26,7 @@ def _holds(path, secrets, longest):
     return names
 
 
-def main():
+def main() -> None:
     """Reads the secrets and searches the disk."""
     secrets = {name: value.encode() for name, value in json.load(sys.stdin).items()}
     longest = max(len(value) for value in secrets.values())

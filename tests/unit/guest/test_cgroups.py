@@ -12,8 +12,8 @@ import pytest
 from provisioner.clouds.guest_files import GUEST
 
 sys.path.insert(0, str(GUEST))
-from provisioner_guest import cgroup  # type: ignore[import-not-found]
-from provisioner_guest.family.leftovers import is_agents, own_cgroup  # type: ignore[import-not-found]
+from provisioner_guest import cgroup
+from provisioner_guest.family.leftovers import is_agents, own_cgroup
 
 from tests.waiting import until
 

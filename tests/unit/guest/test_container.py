@@ -21,8 +21,8 @@ from tests.unit.guest.test_exec import call
 from tests.waiting import until
 
 sys.path.insert(0, str(GUEST))
-from provisioner_guest.cgroup import Cgroup  # type: ignore[import-not-found]
-from provisioner_guest.exec import container  # type: ignore[import-not-found]
+from provisioner_guest.cgroup import Cgroup
+from provisioner_guest.exec import container
 
 ID = "0123456789abcdef"
 # Starts a process as runc does, says why it cannot, and ends once the process runs.

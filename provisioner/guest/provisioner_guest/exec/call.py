@@ -3,6 +3,8 @@
 Never holds more than a few pieces of data: what the controller does not take stays with the command.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -27,6 +29,12 @@ from provisioner_guest.exec.frames import (
 )
 from provisioner_guest.exec.start import OPERATIONS, Child, StartError, account, exit_code
 
+TYPE_CHECKING = False  # without an import of typing, which costs each call time
+if TYPE_CHECKING:
+    from typing import Any
+
+    from provisioner_guest.exec.start import Request
+
 REQUEST_SECONDS = 60.0
 ALIVE_SECONDS = 10.0
 # How long output is awaited after the command's end: a process in the background may hold its pipes for ever.
@@ -43,7 +51,7 @@ class ControllerGoneError(Exception):
     """The channel to the controller was closed."""
 
 
-def _name(user):
+def _name(user: str) -> str:
     """Return the name of a user that may be given by number; the given text if there is no such user."""
     try:
         return account(user).pw_name
@@ -58,14 +66,14 @@ class Call:
         reader, writer: descriptors of the channel to the controller; the same for a socket.
     """
 
-    def __init__(self, reader, writer):
+    def __init__(self, reader: int, writer: int) -> None:
         self._reader, self._writer = reader, writer
         self._frames = Frames()
         self._out = bytearray()
         self._input = bytearray()
         self._input_ended = False
-        self._child = None
-        self._streams = {}
+        self._child: Child | None = None
+        self._streams: dict[int, bytes] = {}
         self._report = bytearray()
         self._alive_at = time.monotonic()
         os.set_blocking(reader, False)
@@ -76,7 +84,7 @@ class Call:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
-    def serve(self):
+    def serve(self) -> None:
         """Carry the call out. Whatever it started in time is ended whole if the controller goes or the time is over."""
         cgroup = None
         try:
@@ -100,14 +108,14 @@ class Call:
         if cgroup:
             cgroup.leave()
 
-    def _end_all(self, cgroup):
+    def _end_all(self, cgroup: Cgroup | None) -> None:
         """End the call's processes: those of its cgroup, and of its process group, as root's may leave the cgroup."""
         if self._child:
             self._child.kill()
         if cgroup:
             cgroup.end()
 
-    def _request(self):
+    def _request(self) -> Request:
         deadline = time.monotonic() + REQUEST_SECONDS
         while True:
             found = self._frames.next()
@@ -123,7 +131,7 @@ class Call:
             raise BadFrameError("the first frame is no request")
         return parse_request(payload)
 
-    def _carry_out(self, request, cgroup, container):
+    def _carry_out(self, request: Request, cgroup: Cgroup, container: Container | None) -> bytes:
         """Run the call's process to its end and return the frame that says how it ended."""
         limit = request["timeout_seconds"]
         deadline = None if limit is None else time.monotonic() + limit
@@ -137,32 +145,32 @@ class Call:
                 child.wait(0)
                 self._drain()
                 return ended(timed_out=True)
-            ready = self._poll(self._interests(), left)
+            ready = self._poll(self._interests(child), left)
             if child.status in ready:
-                self._hear_report()
-            self._move(ready)
+                self._hear_report(child)
+            self._move(child, ready)
             status = child.wait(os.WNOHANG)
         while child.status is not None:
-            self._hear_report()
+            self._hear_report(child)
         if self._report:
             return ended(**json.loads(bytes(self._report)))
         self._drain()
         return ended(code=exit_code(status))
 
-    def _hear_report(self):
+    def _hear_report(self, child: Child) -> None:
         """Take a piece of what the process says of its start. If it closes the pipe without a word, it has started."""
-        data = os.read(self._child.status, 4096)
+        assert child.status is not None
+        data = os.read(child.status, 4096)
         self._report += data
         if data:
             return
-        os.close(self._child.status)
-        self._child.status = None
+        os.close(child.status)
+        child.status = None
         if not self._report:
             self._out += frame(STARTED)
 
-    def _interests(self):
+    def _interests(self, child: Child) -> dict[int, int]:
         """Return what to wait for. Output is read only while little of it waits for the controller."""
-        child = self._child
         wanted = {self._woken: select.POLLIN, self._reader: 0}
         if len(self._input) < INPUT_BYTES:
             wanted[self._reader] = select.POLLIN
@@ -176,7 +184,7 @@ class Call:
             wanted[child.stdin] = select.POLLOUT
         return wanted
 
-    def _poll(self, wanted, seconds):
+    def _poll(self, wanted: dict[int, int], seconds: float | None) -> dict[int, int]:
         """Wait for events, for a moment at most if there is a sign of life to give. Return them by descriptor."""
         poll = select.poll()
         for descriptor, events in wanted.items():
@@ -192,18 +200,18 @@ class Call:
             raise ControllerGoneError
         return ready
 
-    def _move(self, ready):
+    def _move(self, child: Child, ready: dict[int, int]) -> None:
         """Move what can be moved without waiting."""
         if ready.get(self._reader, 0) & select.POLLIN:
             self._receive()
         self._take_input()
-        if self._child.stdin in ready:
-            self._give()
+        if child.stdin in ready:
+            self._give(child, child.stdin)
         for stream in [stream for stream in self._streams if stream in ready]:
             self._collect(stream)
         self._send()
 
-    def _receive(self):
+    def _receive(self) -> None:
         try:
             data = os.read(self._reader, DATA_BYTES)
         except BlockingIOError:
@@ -214,7 +222,7 @@ class Call:
             raise ControllerGoneError
         self._frames.feed(data)
 
-    def _take_input(self):
+    def _take_input(self) -> None:
         while len(self._input) < INPUT_BYTES:
             found = self._frames.next()
             if not found:
@@ -227,12 +235,11 @@ class Call:
             else:
                 self._input_ended = True
 
-    def _give(self):
+    def _give(self, child: Child, stdin: int) -> None:
         """Give the command its input. One that does not want it any more loses it."""
-        child = self._child
         try:
             if self._input:
-                del self._input[: os.write(child.stdin, self._input[:DATA_BYTES])]
+                del self._input[: os.write(stdin, self._input[:DATA_BYTES])]
         except BlockingIOError:
             return
         except OSError:
@@ -242,7 +249,7 @@ class Call:
         if child.stdin is None:
             self._input.clear()
 
-    def _collect(self, stream):
+    def _collect(self, stream: int) -> bool:
         """Take a piece of output and return whether there may be more at once."""
         try:
             data = os.read(stream, DATA_BYTES)
@@ -255,7 +262,7 @@ class Call:
             os.close(stream)
         return bool(data)
 
-    def _drain(self):
+    def _drain(self) -> None:
         """Take the last output: what the pipes hold, and what comes a moment later."""
         deadline = time.monotonic() + LAST_OUTPUT_SECONDS
         pieces = dict.fromkeys(self._streams, LAST_OUTPUT_PIECES)
@@ -269,7 +276,7 @@ class Call:
             if left <= 0 or not waiting or not self._poll({**waiting, self._reader: 0}, left):
                 return
 
-    def _send(self):
+    def _send(self) -> None:
         if self._out:
             try:
                 del self._out[: os.write(self._writer, self._out)]
@@ -278,7 +285,7 @@ class Call:
             except OSError:
                 raise ControllerGoneError from None
 
-    def _flush(self):
+    def _flush(self) -> None:
         """Send all that waits, as long as the controller is there."""
         self._send()
         while self._out:
@@ -286,25 +293,25 @@ class Call:
             self._send()
 
 
-KEYS = {
+KEYS: dict[str, type | tuple[type, ...]] = {
     "operation": str, "user": str, "cwd": (str, type(None)), "environment": dict, "argv": list, "program": str,
     "timeout_seconds": (int, float, type(None)), "path": str, "limit_bytes": int, "remove": bool, "mode": int,
     "container": str, "container_pid": int,
 }  # fmt: skip
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "user": "root", "cwd": None, "environment": {}, "argv": [""], "program": "", "timeout_seconds": None, "path": "",
     "limit_bytes": 0, "remove": False, "mode": 0o644, "container": "", "container_pid": 0,
 }  # fmt: skip
 
 
-def parse_request(payload):
+def parse_request(payload: bytes) -> Request:
     """Check the controller's request and add what it left out.
 
     Raises:
         BadFrameError: it is no request.
     """
     try:
-        request = {**DEFAULTS, **json.loads(payload)}
+        request: Any = {**DEFAULTS, **json.loads(payload)}
     except (ValueError, TypeError):
         raise BadFrameError("the request is no JSON object") from None
     if not all(isinstance(request.get(key), kind) for key, kind in KEYS.items()):
@@ -316,4 +323,5 @@ def parse_request(payload):
         raise BadFrameError("there is no such operation")
     if request["container"] and not (request["operation"] == "execute" and IDENTITY.fullmatch(request["container"])):
         raise BadFrameError("that is not possible in a container")
-    return request
+    checked: Request = request
+    return checked

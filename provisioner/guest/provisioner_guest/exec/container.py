@@ -5,6 +5,8 @@ container's root may have replaced each file in it, so no program of it runs bef
 its users are read by the engine's rules, but from regular files below its root and in bounded pieces.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import errno
@@ -17,6 +19,14 @@ import struct
 
 from provisioner_guest.exec.start import StartError, exit_code
 from provisioner_guest.login import ROOT_PATH
+
+TYPE_CHECKING = False  # without an import of typing, which costs each call time
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from provisioner_guest.cgroup import Cgroup
+    from provisioner_guest.exec.start import Request
 
 RUNC = "/usr/sbin/runc"
 # Where the engine's runc keeps its containers, and the engine itself.
@@ -52,7 +62,7 @@ class Container:
         StartError: it does not run, or was started again and has another first process.
     """
 
-    def __init__(self, identity, pid):
+    def __init__(self, identity: str, pid: int) -> None:
         self._identity = identity
         try:
             state = _parsed(os.path.join(STATES, identity, "state.json"))
@@ -63,12 +73,12 @@ class Container:
         self._first = state["init_process_pid"]
         if pid not in (0, self._first):
             raise StartError("container", errno.ESTALE, "")  # the controller says what that means
-        self.cgroup = next(iter(state["cgroup_paths"].values()), None)
+        self.cgroup: str | None = next(iter(state["cgroup_paths"].values()), None)
 
-    def _not_running(self, why):
+    def _not_running(self, why: str) -> StartError:
         return StartError("container", errno.ESRCH, f"the container does not run: {why}")
 
-    def execute(self, request, cgroup, report):
+    def execute(self, request: Request, cgroup: Cgroup, report: int) -> int:
         """Run the request's program to its end and return its exit code, 128+n if signal n ended it.
 
         Args:
@@ -105,7 +115,7 @@ class Container:
         # Not whatever ends first: in the machine's own pid namespace, what is left behind comes to this process.
         return exit_code(os.waitpid(pid, 0)[1])
 
-    def process(self, request):
+    def process(self, request: Request) -> dict[str, Any]:
         """Return the description of the request's process: that of the container's first one, changed as by the engine.
 
         Raises:
@@ -121,7 +131,7 @@ class Container:
             process["user"] = self._user(request["user"])
         return process
 
-    def _user(self, text):
+    def _user(self, text: str) -> dict[str, int | list[int]]:
         root = self._config["root"]["path"]
         try:
             passwd, group = (_entries(root, path) for path in ("etc/passwd", "etc/group"))
@@ -130,7 +140,7 @@ class Container:
         except (LookupError, OSError, ValueError) as error:
             raise StartError("user", errno.ENOENT, f"unable to find user {text}: {error}") from None
 
-    def _take_limits(self):
+    def _take_limits(self) -> None:
         """Take the resource limits of the process above the container's first one, which the engine's calls have."""
         with open(f"/proc/{self._first}/stat", encoding="ascii", errors="replace") as file:
             above = int(file.read().rpartition(")")[2].split()[1])
@@ -138,7 +148,7 @@ class Container:
             with contextlib.suppress(ValueError):  # beyond what this kernel allows now, if it was changed
                 resource.setrlimit(number, resource.prlimit(above, number))
 
-    def _failure(self, log, program):
+    def _failure(self, log: bytes, program: str) -> StartError:
         words = "runc failed"
         for line in log.decode("utf-8", errors="replace").splitlines():
             try:
@@ -154,7 +164,9 @@ class Container:
         return StartError("program", errno.EACCES if denied else errno.ENOENT, found + cause)
 
 
-def user(text, passwd, group, added=()):
+def user(
+    text: str, passwd: list[list[str]], group: list[list[str]], added: Iterable[str | int] = ()
+) -> dict[str, int | list[int]]:
     """Return the user of a process as runc is told it, by the engine's rules.
 
     Args:
@@ -179,7 +191,7 @@ def user(text, passwd, group, added=()):
     return {"uid": uid, "gid": gid, "additionalGids": [gid, *groups]}
 
 
-def _entry(text, entries, place):
+def _entry(text: str, entries: list[list[str]], place: int) -> list[str]:
     """Return the first entry with a name, or with a number; a number needs no entry."""
     is_number = re.fullmatch(r"[+-]?[0-9]{1,18}", text, re.ASCII)
     for entry in entries:
@@ -190,12 +202,12 @@ def _entry(text, entries, place):
     return ["", "", text, "0"]
 
 
-def _number(text):
+def _number(text: str) -> int:
     """Return a number of the container's files; what is none counts as 0, as for the engine."""
     return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text, re.ASCII) else 0
 
 
-def _entries(root, path):
+def _entries(root: str, path: str) -> list[list[str]]:
     """Return the entries of a file of users or groups below a container's root; none if it is not there.
 
     Raises:
@@ -220,13 +232,13 @@ def _entries(root, path):
     return [[*line.strip().split(":", 7), "", "", "", ""] for line in lines if line.strip()]
 
 
-def _found_inside(root, path):
+def _found_inside(root: str, path: str) -> int:
     """Return a descriptor that names a file without opening it; links lead nowhere outside of a root (openat2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
-        file = libc.syscall(OPENAT2, directory, os.fsencode(path), how, len(how))
+        file: int = libc.syscall(OPENAT2, directory, os.fsencode(path), how, len(how))
     finally:
         os.close(directory)
     if file < 0:
@@ -234,7 +246,7 @@ def _found_inside(root, path):
     return file
 
 
-def _parsed(path):
+def _parsed(path: str) -> Any:
     """Return what a file of the engine's says.
 
     Raises:

@@ -3,6 +3,8 @@
 ssh/exec_frames.py is the controller's side. From Python 3.8 on, as all of the exec server.
 """
 
+from __future__ import annotations
+
 import json
 import struct
 
@@ -23,14 +25,14 @@ class BadFrameError(Exception):
 class Frames:
     """Takes a stream in pieces and gives whole frames."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data):
+    def feed(self, data: bytes) -> None:
         """Take a piece of the stream."""
         self._buffer += data
 
-    def next(self):
+    def next(self) -> tuple[bytes, bytes] | None:
         """Return the next frame, its kind and payload; None if it is not complete.
 
         Raises:
@@ -49,11 +51,11 @@ class Frames:
         return kind, payload
 
 
-def frame(kind, payload=b""):
+def frame(kind: bytes, payload: bytes = b"") -> bytes:
     """Return a frame."""
     return HEADER.pack(kind, len(payload)) + payload
 
 
-def ended(**how):
+def ended(**how: str | int) -> bytes:
     """Return the frame that says how a call ended: `code`; `timed_out`; or `errno`, `what` and `text`."""
     return frame(EXIT, json.dumps(how).encode("ascii"))

@@ -3,6 +3,8 @@
 The process becomes the user before it touches anything of the user's. What cannot start is reported with its errno.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import fcntl
@@ -15,6 +17,31 @@ import sys
 import traceback
 
 from provisioner_guest.login import ROOT_PATH, USER_PATH, login_environment
+
+TYPE_CHECKING = False  # without an import of typing, which costs each call time
+if TYPE_CHECKING:
+    from typing import NoReturn, TypedDict
+
+    from provisioner_guest.cgroup import Cgroup
+    from provisioner_guest.exec.container import Container
+
+    class Request(TypedDict):
+        """What the controller asks for."""
+
+        operation: str
+        user: str
+        cwd: str | None
+        environment: dict[str, str]
+        argv: list[str]
+        program: str
+        timeout_seconds: float | None
+        path: str
+        limit_bytes: int
+        remove: bool
+        mode: int
+        container: str
+        container_pid: int
+
 
 MOST_DESCRIPTORS = 4096
 CHUNK_BYTES = 64 << 10
@@ -33,9 +60,9 @@ class StartError(Exception):
         text: an explanation.
     """
 
-    def __init__(self, what, number, text):
+    def __init__(self, what: str, number: int, text: str) -> None:
         super().__init__(what, number, text)
-        self.report = {"what": what, "errno": number, "text": text[:1000]}
+        self.report: dict[str, str | int] = {"what": what, "errno": number, "text": text[:1000]}
 
 
 class Child:
@@ -52,8 +79,12 @@ class Child:
         status: the pipe on which it reports why it cannot start. It closes it without a report when it starts.
     """
 
-    def __init__(self, request, cgroup, container=None):
-        theirs, self.stdin = os.pipe()
+    def __init__(self, request: Request, cgroup: Cgroup, container: Container | None = None) -> None:
+        self.stdin: int | None
+        self.status: int | None
+        self.pid: int | None
+        theirs, stdin = os.pipe()
+        self.stdin = stdin
         self.stdout, out = os.pipe()
         self.stderr, err = os.pipe()
         self.status, report = os.pipe()
@@ -62,32 +93,33 @@ class Child:
             _child(request, cgroup, container, (theirs, out, err, report))
         for descriptor in (theirs, out, err, report):
             os.close(descriptor)
-        for descriptor in (self.stdin, self.stdout, self.stderr):
+        for descriptor in (stdin, self.stdout, self.stderr):
             os.set_blocking(descriptor, False)
 
-    def wait(self, options):
+    def wait(self, options: int) -> int | None:
         """Return the status of the process if it has ended, otherwise None. Options are those of os.waitpid."""
+        assert self.pid is not None
         pid, status = os.waitpid(self.pid, options)
         if not pid:
             return None
         self.pid = None
         return status
 
-    def kill(self):
+    def kill(self) -> None:
         """Kill the process group, unless the process has ended: another process may then have its number."""
         for kill in (os.killpg, os.kill):  # it may not lead a group yet
             if self.pid:
                 with contextlib.suppress(ProcessLookupError):
                     kill(self.pid, signal.SIGKILL)
 
-    def close_stdin(self):
+    def close_stdin(self) -> None:
         """End the process's input."""
         if self.stdin is not None:
             os.close(self.stdin)
             self.stdin = None
 
 
-def _child(request, cgroup, container, descriptors):
+def _child(request: Request, cgroup: Cgroup, container: Container | None, descriptors: tuple[int, ...]) -> NoReturn:
     """Carry out the request and end the process, whatever happens."""
     code = 255
     try:
@@ -103,21 +135,21 @@ def _child(request, cgroup, container, descriptors):
         os._exit(code)
 
 
-def _arrange(descriptors):
+def _arrange(descriptors: tuple[int, ...]) -> None:
     """Make the pipes this process's streams and REPORT, and close the server's other descriptors."""
     for number, high in enumerate([fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 16) for each in descriptors]):
         os.dup2(high, number, inheritable=number != REPORT)
     os.closerange(REPORT + 1, MOST_DESCRIPTORS)
 
 
-def _tell(what):
+def _tell(what: dict[str, str | int]) -> None:
     try:
         os.write(REPORT, json.dumps(what).encode("ascii"))
     except OSError:  # it had begun
         os.write(2, json.dumps(what).encode("ascii"))
 
 
-def _run(request, cgroup, container):
+def _run(request: Request, cgroup: Cgroup, container: Container | None) -> int:
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -136,7 +168,7 @@ def _run(request, cgroup, container):
         os.chdir(request["cwd"] or user.pw_dir)
     except OSError as error:
         if request["cwd"]:
-            raise StartError("directory", error.errno, str(error)) from None
+            raise StartError("directory", error.errno or errno.EIO, str(error)) from None
         os.chdir("/")
     path = ROOT_PATH if user.pw_uid == 0 else USER_PATH
     environment = login_environment("/etc", user.pw_name, user.pw_dir, user.pw_shell or "/bin/sh", path)
@@ -144,12 +176,12 @@ def _run(request, cgroup, container):
     return OPERATIONS[request["operation"]](request, environment)
 
 
-def exit_code(status):
+def exit_code(status: int) -> int:
     """Return a process's exit code, 128+n if signal n ended it."""
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def protect(adjustment):
+def protect(adjustment: str) -> None:
     """Set the priority with which the kernel ends this process when memory is short (oom_score_adj)."""
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
@@ -158,7 +190,7 @@ def protect(adjustment):
         pass
 
 
-def account(user):
+def account(user: str) -> pwd.struct_passwd:
     """Return the account of a user, by name or number. A number without an account gets root's group and home /.
 
     So does Docker. Names go first: a name may be a number.
@@ -178,7 +210,7 @@ def account(user):
         return pwd.struct_passwd((user, "x", int(user), 0, "", "/", "/bin/sh"))
 
 
-def _become(user):
+def _become(user: pwd.struct_passwd) -> None:
     if user.pw_uid == os.geteuid():
         return
     for output in (1, 2):
@@ -188,22 +220,23 @@ def _become(user):
     os.setuid(user.pw_uid)
 
 
-def _take_pythons_signals_back():
+def _take_pythons_signals_back() -> None:
     """Handle signals again that Python ignores, as programs inherit that."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 
 
-def _execute(request, environment):
+def _execute(request: Request, environment: dict[str, str]) -> int:
     _take_pythons_signals_back()
     argv = request["argv"]
     try:
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
-        raise StartError("program", error.errno, argv[0] + ": " + os.strerror(error.errno)) from None
+        number = error.errno or errno.EIO
+        raise StartError("program", number, argv[0] + ": " + os.strerror(number)) from None
 
 
-def _interpret(request, environment):
+def _interpret(request: Request, environment: dict[str, str]) -> int:
     """Run Python text in this process: as if by `python3 -I -S -`, but without an interpreter's start."""
     os.close(REPORT)
     _be_readable()
@@ -230,7 +263,7 @@ def _interpret(request, environment):
     return code
 
 
-def _be_readable():
+def _be_readable() -> None:
     """Let the user read this process's entries in /proc again: a change of user forbids that."""
     if os.access("/proc/self/fd", os.R_OK):
         return
@@ -239,7 +272,7 @@ def _be_readable():
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
-def _exit_code(value):
+def _exit_code(value: object) -> int:
     if value is None:
         return 0
     if isinstance(value, int):
@@ -248,7 +281,7 @@ def _exit_code(value):
     return 1
 
 
-def _read(request, _environment):
+def _read(request: Request, _environment: dict[str, str]) -> int:
     """Write a file's contents to stdout; return an errno, 0 if all is well."""
     path, limit = request["path"], request["limit_bytes"]
     try:
@@ -267,11 +300,11 @@ def _read(request, _environment):
         if request["remove"]:
             os.unlink(path)
     except OSError as error:
-        return error.errno
+        return error.errno or errno.EIO
     return 0
 
 
-def _write(request, _environment):
+def _write(request: Request, _environment: dict[str, str]) -> int:
     """Write stdin to a file, whose directories are made; return an errno, 0 if all is well."""
     path = request["path"]
     try:
@@ -286,18 +319,18 @@ def _write(request, _environment):
             _write_all(file, data)
         os.close(file)
     except OSError as error:
-        return error.errno
+        return error.errno or errno.EIO
     return 0
 
 
-def _require_file(mode):
+def _require_file(mode: int) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
 
-def _write_all(descriptor, data):
+def _write_all(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
 
