@@ -38,7 +38,7 @@ from provisioner.batch.steps import (
 from provisioner.batch.suite import Run, Suite, environment_id
 from provisioner.best_effort import best_effort
 from provisioner.clock import now
-from provisioner.clouds.findings import EnvironmentResources
+from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.environment import agent as environment_agent
 from provisioner.environment import lifecycle, planning
 from provisioner.environment.selection import destroy_damaged
@@ -327,7 +327,8 @@ class Attempt:
                 lifecycle.destroy(self.session, record)
                 return
             for entry in self.session.ledger.entries(unsettled=True, environment=self.id):
-                complete = self.session.cloud.clear(EnvironmentResources(environment=self.id, region=entry.region))
+                resources = EnvironmentResources(environment=self.id, region=entry.region)
+                complete = self.session.cloud.delete_resources(resources)
                 # If only this home uses the ledger, there would be a record of anything that was created.
                 private = not self.session.database
                 if private or came_up or complete or entry.launched_at <= now() - settlement.MAX_CREATION:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from provisioner import signals
 from provisioner.batch.steps import Costs, describe
 from provisioner.clock import now
-from provisioner.clouds.findings import EnvironmentResources
+from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.errors import Interrupted, ProvisionerError
 from provisioner.session import Session
 from provisioner.ttl import TEARDOWN
@@ -52,7 +52,7 @@ def settle_orphan(session: Session, name: str, *, wait: bool) -> None:
             continue
         session.progress.phase_started("waiting for what a dead worker may have begun")
         signals.wait(seconds, session.check)
-        session.cloud.clear(EnvironmentResources(environment=name, region=entry.region))
+        session.cloud.delete_resources(EnvironmentResources(environment=name, region=entry.region))
         session.ledger.settle_late(name, now())
 
 

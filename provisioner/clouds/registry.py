@@ -45,13 +45,13 @@ class CloudEntry:
         open: makes the Cloud.
         has_places: whether there is a choice of regions, profiles, markets and states.
         is_billed: whether its machines cost anything; the local cloud's are the operator's own.
-        not_priced: says what it bills besides what the ledger counts; empty for nothing.
+        not_priced: what it bills besides what the ledger counts, in words; empty for nothing.
     """
 
     open: Callable[[Home, Settings, Where], Cloud]
     has_places: bool
     is_billed: bool
-    not_priced: Callable[[], str] = str
+    not_priced: str = ""
 
 
 def _local(home: Home, settings: Settings, _: Where) -> Cloud:
@@ -70,22 +70,20 @@ def _aws(home: Home, settings: Settings, where: Where) -> Cloud:
     return AwsCloud(home, settings, where.regions, where.profile, spot=where.spot, state=where.state)
 
 
-def _not_priced_on_aws() -> str:
-    with extras_named():
-        from provisioner.clouds.aws.sizing import NOT_PRICED  # boto3 takes its time
-
-    return NOT_PRICED
-
-
+# AWS's pricing pages as of 2026-11: EC2 (data transfer out), EBS (standard snapshots), EventBridge (Scheduler).
+_NOT_PRICED_ON_AWS = (
+    "data transfer out of AWS (in us-east-1 0.09 USD a GB after the account's first 100 GB a month), the storage of "
+    "images (0.05 USD a GB and month) and schedules (the account's first 14 million a month cost nothing)"
+)
 CLOUDS: dict[str, CloudEntry] = {
     "local": CloudEntry(_local, has_places=False, is_billed=False),
-    "aws": CloudEntry(_aws, has_places=True, is_billed=True, not_priced=_not_priced_on_aws),
+    "aws": CloudEntry(_aws, has_places=True, is_billed=True, not_priced=_NOT_PRICED_ON_AWS),
 }
 
 
 def not_priced(name: str) -> str:
     """Returns what a cloud bills besides what the ledger counts, in words; empty if there is nothing."""
-    return CLOUDS[name].not_priced() if name in CLOUDS else ""
+    return CLOUDS[name].not_priced if name in CLOUDS else ""
 
 
 def clouds_with_places() -> str:

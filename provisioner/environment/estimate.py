@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from provisioner.clouds.registry import not_priced
 from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.costs.prices import CostLine, cost, worst_hourly
 from provisioner.family.check import Checked
@@ -100,7 +101,7 @@ def forecast(
         machines=sizes,
         room=session.cloud.room(sizes),
         lines=lines,
-        not_included="; ".join(part for part in (aux_vm, session.cloud.not_priced()) if part),
+        not_included="; ".join(part for part in (aux_vm, not_priced(session.cloud.name)) if part),
         limit_seconds=session.ttl.total_seconds(),
         worst_micro_usd=_worst(lines, session.ttl),
         builder_micro_usd=_worst(building, session.builder_ttl),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from provisioner.best_effort import best_effort
 from provisioner.clock import now
-from provisioner.clouds.findings import EnvironmentResources
+from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.costs.ledger import Entry
 from provisioner.errors import DamagedRecordError, UsageError
 from provisioner.models import Environment
@@ -103,10 +103,10 @@ def destroy_damaged(session: Session, identity: str) -> None:
     """
     session = session.steady()
     entries = launches(session, identity)
-    found = [resources for resources in session.cloud.survey(None) if resources.environment == identity]
+    found = [resources for resources in session.cloud.list_resources(None) if resources.environment == identity]
     places = {resources.region for resources in found} | {entry.region for entry in entries} or {""}
     for region in sorted(places):
-        session.cloud.clear(EnvironmentResources(environment=identity, region=region))
+        session.cloud.delete_resources(EnvironmentResources(environment=identity, region=region))
     try:
         session.ledger.settle_late(identity, now())
     finally:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from provisioner.best_effort import describe
 from provisioner.clock import elapsed, now
-from provisioner.clouds.findings import EnvironmentResources
+from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import snapshots
 from provisioner.environment.selection import launches
@@ -119,7 +119,7 @@ def find(session: Session, regions: Sequence[str] | None, older_than: timedelta)
     readable = store.readable()
     records = {record.id: record for record in readable if record.cloud == session.cloud.name}
     in_other_clouds = {record.id for record in readable} - records.keys()
-    survey = {(found.environment, found.region): found for found in session.cloud.survey(regions)}
+    survey = {(found.environment, found.region): found for found in session.cloud.list_resources(regions)}
     for recorded in records.values():
         region = recorded.placement.get("region", "")
         if regions is None or not region or region in regions:
@@ -215,7 +215,7 @@ def _clear(session: Session, orphan: Orphan, shared: Ledger | None) -> Orphan:
     """Removes an environment's resources that this home has no record of."""
     session.progress.note(f"Removing {orphan.environment}: {orphan.reason}")
     try:
-        session.cloud.clear(
+        session.cloud.delete_resources(
             EnvironmentResources(environment=orphan.environment, resources=orphan.resources, region=orphan.region)
         )
         for ledger in (session.ledger, shared):
@@ -245,7 +245,7 @@ def _tidy(session: Session, regions: Sequence[str] | None) -> None:
         if entry.environment not in recorded and not is_locked(store.lease(entry.environment))
     ]
     if held:
-        existing = {found.environment for found in session.cloud.survey(regions)}
+        existing = {found.environment for found in session.cloud.list_resources(regions)}
         for entry in held:
             if entry.environment not in existing:
                 # A record is written before anything is created and removed after settling, so nothing was created.
@@ -256,7 +256,7 @@ def _settle_expired(session: Session, shared: Ledger, regions: Sequence[str] | N
     """Settles reservations, of any home, whose environments are past their time to live and do not exist."""
     expired = [entry for entry in _held(session, shared, regions) if entry.expires_at <= now() - TEARDOWN - GRACE]
     if expired:
-        existing = {found.environment for found in session.cloud.survey(regions)}
+        existing = {found.environment for found in session.cloud.list_resources(regions)}
         for entry in expired:
             if entry.environment not in existing:
                 shared.settle_late(entry.environment, now())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from provisioner.clock import now
-from provisioner.clouds.findings import TerminationReason
+from provisioner.clouds.cloud import TerminationReason
 from provisioner.errors import AgentError, InfrastructureError, LivenessLostError, MachineLostError, ProvisionerError
 from provisioner.family.scores import NO_FAILURES
 from provisioner.models import Environment, Role, ScoreLogEntry

@@ -57,13 +57,13 @@ def readmit(session: Session, environment: Environment) -> None:
     Raises:
         HostError, InfrastructureError: the cloud does not do it, or another controller would have to.
     """
-    if not session.cloud.is_locked_out(environment):
-        return
-    session.progress.note(f"{environment.id}: this controller's address has changed; letting the new one in")
-    with locked(session.home.locks / f"admission-{environment.id}"):
+
+    def open_network() -> None:
+        session.progress.note(f"{environment.id}: this controller's address has changed; letting the new one in")
         if not environment.full_internet:  # the routes there lead to controllers alone
             create_shared_network(session, environment)
-        session.cloud.admit(environment)
+
+    session.cloud.authorize(environment, open_network)
 
 
 # After how long an operator reads why nothing happens.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from provisioner.clouds.defaults import UNFINISHED
+from provisioner.clouds.cloud import UNFINISHED, StackValues
 from provisioner.errors import CapacityError, InfrastructureError, TerraformError
 from provisioner.models import Distribution, Endpoint, Environment, Role
 from provisioner.session import Session
@@ -88,7 +88,7 @@ def create_machines(session: Session, environments: list[Environment]) -> list[E
     new = [each for each in placed.values() if not each.endpoints]
     while True:
         stack.write(root_files(session, list(placed.values())))
-        cloud.await_turn(first, sum(len(each.machines) for each in new), session.progress.note, session.check)
+        cloud.acquire_launches(first, sum(len(each.machines) for each in new), session.progress.note, session.check)
         try:
             outputs = stack.apply(session.progress.note, cloud.parallelism)
             break
@@ -121,8 +121,9 @@ def create_machines(session: Session, environments: list[Environment]) -> list[E
 def root_files(session: Session, environments: list[Environment]) -> dict[str, str]:
     """Renders the files of the Terraform root of placed environments."""
     cloud = session.cloud
-    specs = {environment.id: _spec(session, environment) for environment in environments}
-    return render_stack(cloud.name, cloud.module_variables, specs) | cloud.root_files(environments[0])
+    values = {environment.id: cloud.stack_values(environment) for environment in environments}
+    specs = {environment.id: _spec(session, environment, values[environment.id]) for environment in environments}
+    return render_stack(cloud.name, cloud.module_variables, specs) | dict(values[environments[0].id].root_files)
 
 
 def create_shared_network(session: Session, environment: Environment) -> None:
@@ -136,7 +137,7 @@ def create_shared_network(session: Session, environment: Environment) -> None:
         unfinished = directory / UNFINISHED
         if unfinished.exists():
             session.progress.note("The last attempt was interrupted; removing what it created")
-            cloud.remove_shared_network(environment)
+            network.remove()
             unfinished.unlink()
         # Another process or controller may have created it by now.
         if (network := cloud.shared_network(environment)) is None:
@@ -176,8 +177,7 @@ def _moved(session: Session, placed: Mapping[str, Environment], error: Terraform
     return moved
 
 
-def _spec(session: Session, environment: Environment) -> EnvironmentSpec:
-    values = session.cloud.stack_values(environment)
+def _spec(session: Session, environment: Environment, values: StackValues) -> EnvironmentSpec:
     public_key = session.environments.key(environment.id, "controller").public
     return EnvironmentSpec(
         environment_id=environment.id,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.best_effort import best_effort, best_effort_within
-from provisioner.clouds.findings import Capture
+from provisioner.clouds.cloud import Capture
 from provisioner.machines.create import stack_of
 from provisioner.machines.parallel import on_all_machines
 from provisioner.models import Environment, Role

@@ -174,7 +174,7 @@ def crowd(session: Session, family: TaskFamily, count: int) -> str:
 
 def nothing_left(session: Session, family: TaskFamily) -> str:
     """Asks the cloud for what carries our marks and belongs to the self-test, and removes its image."""
-    everything = session.cloud.survey([session.cloud.region])
+    everything = session.cloud.list_resources([session.cloud.region])
     if left := [found.environment for found in everything if found.environment.startswith(family.name)]:
         names = ", ".join(left)
         raise InfrastructureError(f"Something is left of {names}.", hint="`provisioner sweep` removes it.")

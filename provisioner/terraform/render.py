@@ -15,7 +15,7 @@ from jinja2 import FileSystemLoader, StrictUndefined, Template
 from pydantic import Field, SerializeAsAny
 
 from provisioner import package_data
-from provisioner.clouds.module_variables import ModuleVariables
+from provisioner.clouds.cloud import ModuleVariables
 from provisioner.models import Destination, Record, Role
 from provisioner.terraform.process import LEAST_OPENTOFU
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.findings import TerminationReason
+from provisioner.clouds.cloud import TerminationReason
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.vm import disk, kvm, qemu
 from provisioner.config import Settings

@@ -16,7 +16,7 @@ import pytest
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.suite import Run, Suite
 from provisioner.clock import now
-from provisioner.clouds.findings import TerminationReason
+from provisioner.clouds.cloud import TerminationReason
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.vm import shutdown
 from provisioner.config import Settings

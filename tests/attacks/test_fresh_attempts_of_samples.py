@@ -21,7 +21,7 @@ from inspect_ai.tool import ToolCall, ToolError
 from inspect_ai.util import OutputLimitExceededError, SandboxEnvironment, SandboxUnavailableError, Store
 from inspect_ai.util._store import init_subtask_store
 
-from provisioner.clouds.findings import TerminationReason
+from provisioner.clouds.cloud import TerminationReason
 from provisioner.errors import MachineLostError
 from provisioner.inspect import scoring
 from provisioner.inspect.sandbox import ProvisionerSandbox

@@ -328,16 +328,16 @@ def test_a_region_that_a_policy_closes_is_not_swept(api: FaultyApi, account: Acc
     assert "eu-west-3" not in regions
     assert session.cloud.region in regions
     assert any("may not list resources there: eu-west-3" in note for note in account.progress.notes)
-    assert session.cloud.survey(None) == []
+    assert session.cloud.list_resources(None) == []
     # A region that the account has switched on itself does not know every session.
     unknown = api.inject(Fault("DescribeInstances", "AuthFailure", status="401 Unauthorized", region="eu-west-2"))
     assert not {"eu-west-2", "eu-west-3"} & set(session.cloud.open_regions(account.progress.note) or [])
     assert unknown.hits
-    assert session.cloud.survey(None) == []
+    assert session.cloud.list_resources(None) == []
     # Where the credentials have no right at all, that is an error and no empty account.
     api.inject(Fault("DescribeInstances", "UnauthorizedOperation", status="403 Forbidden", region=session.cloud.region))
     with pytest.raises(HostError, match="UnauthorizedOperation"):
-        session.cloud.survey(None)
+        session.cloud.list_resources(None)
 
 
 def test_resources_without_tags_are_no_lack_of_rights(

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.errors import InfrastructureError, TerraformError
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
@@ -63,8 +64,9 @@ def test_the_state_may_be_in_another_region_than_the_machines(
 def test_a_bucket_that_does_not_exist_is_named(api: FaultyApi, account: Account) -> None:
     api.judge.keep_state_in(f"s3://{BUCKET}-missing/team")
     session = account.session(state=f"s3://{BUCKET}-missing/team")
+    assert isinstance(session.cloud, AwsCloud)
     with pytest.raises(InfrastructureError, match=f"the bucket {BUCKET}-missing"):
-        session.cloud.root_files(account.record(session, "us-east-1"))
+        session.cloud.account.root_files("us-east-1", "env")
 
 
 def test_two_controllers_on_one_stack_do_not_harm_each_other(

@@ -105,7 +105,7 @@ def test_a_machine_that_ended_does_not_extend_the_other(account: Account, enviro
     refusals = account.fire_schedules()
     assert account.everything()["instances"] == []
     assert refusals == ["InvalidInstanceID.NotFound"]  # the aux VM's own
-    assert [orphan.environment for orphan in session.cloud.survey([REGION])] == [record.id]
+    assert [orphan.environment for orphan in session.cloud.list_resources([REGION])] == [record.id]
     destroy_machines(session, record)
     assert account.everything() == NOTHING
 

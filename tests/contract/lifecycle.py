@@ -98,7 +98,7 @@ def _assert_it_booted_as_on_ec2(session: Session, environment: Environment) -> N
 
 def _assert_root_was_probed_through_each_card(session: Session, environment: Environment) -> None:
     """Checks that root of each offline machine tried to get out with a route of its own through each of its cards."""
-    router = session.cloud.gateways(environment)[0]
+    router = session.cloud.gateways[environment.full_internet][0]
     for role in environment.machines:
         neighbours = [end.private_address for other, end in environment.endpoints.items() if other != role]
         through = {card: set[str]() for card in (router, *neighbours) if card}

@@ -11,8 +11,8 @@ import pytest
 
 from provisioner import package_data
 from provisioner.clouds.aws.stacks import AwsVariables
+from provisioner.clouds.cloud import ModuleVariables
 from provisioner.clouds.local.cloud import LocalVariables
-from provisioner.clouds.module_variables import ModuleVariables
 from provisioner.terraform.process import product_that_runs, terraform_environment, terraform_program
 from provisioner.terraform.render import EnvironmentSpec, render_stack
 from tests.terraform.conftest import machine

@@ -59,7 +59,7 @@ def plan(
     opened, loaded = family_session(family, env_file, where, launch)
     checked = refuse_mistakes(loaded, task, opened.variables if env_file else None)
     allowed = destinations(allow)
-    allowlist = opened.cloud.allowlist_room(allowed)
+    allowlist = opened.cloud.check_allowlist(allowed)
     estimate = forecast(opened, loaded, task, checked, allowlist=bool(allowed))
     data = {**estimate.model_dump(mode="json"), "allowlist": allowlist}
     today = now().date()

@@ -10,7 +10,7 @@ from provisioner.best_effort import best_effort
 from provisioner.cli.command import command
 from provisioner.cli.output import Result, table
 from provisioner.cli.sessions import session, session_of, shared_database
-from provisioner.clouds.findings import UnrecordedImage
+from provisioner.clouds.cloud import UnrecordedImage
 from provisioner.clouds.registry import CLOUDS, Where, clouds_with_places
 from provisioner.environment import sweep
 from provisioner.errors import StillThereError, UsageError

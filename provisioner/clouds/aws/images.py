@@ -14,8 +14,7 @@ from provisioner import strict_json
 from provisioner.clock import now
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import HOME_TAG, OWNER_TAG, Api, asking, code_of, tag, tagged, tags_of
-from provisioner.clouds.defaults import Images
-from provisioner.clouds.findings import UnrecordedImage
+from provisioner.clouds.cloud import UnrecordedImage
 from provisioner.errors import ImageBuildError, InfrastructureError
 from provisioner.models import Architecture, BaseImage, Distribution, Environment, Record
 from provisioner.progress import Progress
@@ -258,7 +257,7 @@ def ami_id(account: Account, store: ImageStore, name: str) -> str:
     return ami.id
 
 
-class AwsImages(Images):
+class AwsImages:
     """Images that are AMIs in the account's region; their directories only describe them."""
 
     account: Account

@@ -15,29 +15,23 @@ from provisioner.clouds.aws.instances import vcpu_quota
 from provisioner.clouds.aws.instances.instance_types import choose_builder, choose_machines
 from provisioner.clouds.aws.instances.vcpu_quota import Market, Quotas
 from provisioner.clouds.aws.network.region import Networks
-from provisioner.clouds.defaults import Sizing
-from provisioner.clouds.findings import Scarcity
+from provisioner.clouds.cloud import Scarcity
 from provisioner.costs.prices import CostLine
 from provisioner.errors import ImageBuildError, UnavailableError
 from provisioner.family.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 
-# AWS's pricing pages as of 2026-11: EC2 (data transfer out), EBS (standard snapshots), EventBridge (Scheduler).
-NOT_PRICED = (
-    "data transfer out of AWS (in us-east-1 0.09 USD a GB after the account's first 100 GB a month), the storage of "
-    "images (0.05 USD a GB and month) and schedules (the account's first 14 million a month cost nothing)"
-)
 QUOTA_HINT = "Ask AWS for a larger quota (Service Quotas, Amazon EC2)."
 
 
-class AwsSizing(Sizing):
+class AwsSizing:
     """The cheapest instance types that fit, by the catalogue of the account's region."""
 
     account: Account
     networks: Networks
     spot: bool
     other_regions: tuple[str, ...]
-    scarcity = Scarcity(
+    scarcity: Scarcity | None = Scarcity(
         room="The account's quotas of vCPUs have room",
         remedy="Ask AWS for larger ones (Service Quotas, Amazon EC2), or allow more regions.",
         each_controller=False,
@@ -143,10 +137,6 @@ class AwsSizing(Sizing):
         """
         zone = min(self.networks.zones(self.account.region)) if spot and self.spot else None
         return self.pricing.costs(sizes, has_way_out=has_way_out, spot_zone=zone)
-
-    def not_priced(self) -> str:
-        """Names what AWS bills besides, with its prices in us-east-1."""
-        return NOT_PRICED
 
     def usd_per_hour(self, environment: Environment) -> Decimal:
         """Returns the cost of the types and the market that the environment got.

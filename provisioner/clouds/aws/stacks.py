@@ -22,8 +22,7 @@ from provisioner.clouds.aws.network.region import (
     users_of,
     zones_of,
 )
-from provisioner.clouds.defaults import UNFINISHED, SharedNetwork, Stacks
-from provisioner.clouds.module_variables import ModuleVariables, StackValues, TerraformType
+from provisioner.clouds.cloud import UNFINISHED, ModuleVariables, SharedNetwork, StackValues, TerraformType
 from provisioner.errors import HostError
 from provisioner.models import Destination, Environment, Record, Role
 from provisioner.store.images import ImageStore
@@ -69,7 +68,7 @@ class AwsVariables(ModuleVariables):
     tags: Annotated[dict[str, str], TerraformType("map(string)")]
 
 
-class AwsStacks(Stacks):
+class AwsStacks:
     """Stacks in one account."""
 
     account: Account
@@ -77,13 +76,13 @@ class AwsStacks(Stacks):
     store: ImageStore
     regions_with_schedules: set[str]
     """Where this process knows that the schedules' role and group exist."""
-    parallelism = PARALLELISM
+    parallelism: int | None = PARALLELISM
 
     def terraform_variables(self, ours: Mapping[str, str]) -> dict[str, str]:
         """Returns variables of the AWS SDKs, with the credentials that boto3 finds now."""
         return terraform_variables(self.account.api, ours)
 
-    def await_turn(
+    def acquire_launches(
         self, environment: Environment, machines: int, tell: Callable[[str], None], check: Callable[[], None]
     ) -> None:
         """Keeps the launches of all commands of this home within EC2's rate for the region."""
@@ -91,7 +90,7 @@ class AwsStacks(Stacks):
         launch_rate.await_turn(self.account.home.locks / name, machines, tell, check)
 
     def stack_values(self, environment: Environment) -> StackValues:
-        """Returns the AMIs, network, instance types, user data, schedule and tags."""
+        """Returns AMIs, network, instance types, user data, schedule and tags, and the root's provider and backend."""
         account, placement = self.account, environment.placement
         network = self.networks.get(placement["region"])
         kind = "online" if environment.full_internet else "offline"
@@ -119,11 +118,8 @@ class AwsStacks(Stacks):
         return StackValues(
             images={role: images.ami_id(account, self.store, machine.image) for role, machine in machines},
             variables=variables,
+            root_files=account.root_files(placement["region"], environment.stack),
         )
-
-    def root_files(self, environment: Environment) -> dict[str, str]:
-        """Returns the provider's configuration, and the state's backend unless it is local."""
-        return self.account.root_files(environment.placement["region"], environment.stack)
 
     def shared_network(self, environment: Environment) -> SharedNetwork | None:
         """Returns the region's network if it is missing, incomplete, or closed to this controller's address.
@@ -173,6 +169,7 @@ class AwsStacks(Stacks):
             values=values,
             root_files=account.root_files(region, stack),
             new=network is None,
+            remove=lambda: remove_network(account.api, region, account.home.identity),
         )
 
     def _zones(self, region: str, network: Network | None) -> list[str]:
@@ -200,28 +197,17 @@ class AwsStacks(Stacks):
             )
         return own  # a controller that comes back is let in again
 
-    def check_allowlist(self, allowed: Collection[Destination]) -> None:
-        """Makes sure that a network ACL holds it.
-
-        Raises:
-            UsageError: it does not.
-        """
-        if not allowed:
-            return
-        account, region = self.account, self.account.region
-        acl_rules.require_room(account.api, region, self._controller_count(), len(allowed))
-
-    def allowlist_room(self, allowed: Collection[Destination]) -> str:
+    def check_allowlist(self, allowed: Collection[Destination]) -> str:
         """Says how much of the account's quota of rules an allowlist takes.
 
         Raises:
             UsageError: a network ACL does not hold it.
         """
-        self.check_allowlist(allowed)
         if not allowed:
             return ""
-        account, region = self.account, self.account.region
-        room = acl_rules.room(account.api, region, self._controller_count())
+        api, region, controllers = self.account.api, self.account.region, self._controller_count()
+        acl_rules.require_room(api, region, controllers, len(allowed))
+        room = acl_rules.room(api, region, controllers)
         return f"{len(allowed)} of the {room} addresses that a network ACL in {region} has room for"
 
     def _controller_count(self) -> int:
@@ -234,10 +220,6 @@ class AwsStacks(Stacks):
             schedules.require_role(self.account.api, self.account.identity.account)
             schedules.require_group(self.account.api, region)
             self.regions_with_schedules.add(region)
-
-    def remove_shared_network(self, environment: Environment) -> None:
-        """Removes what this home has created of the region's network."""
-        remove_network(self.account.api, environment.placement["region"], self.account.home.identity)
 
 
 def terraform_variables(api: Api, ours: Mapping[str, str]) -> dict[str, str]:

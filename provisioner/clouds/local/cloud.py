@@ -12,15 +12,21 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from provisioner.clouds.cloud import Cloud
-from provisioner.clouds.findings import Capture, EnvironmentResources, TerminationReason
+from provisioner.clouds.cloud import (
+    Capture,
+    Cloud,
+    EnvironmentResources,
+    ModuleVariables,
+    StackValues,
+    TerminationReason,
+    TerraformType,
+)
 from provisioner.clouds.local import capture, host, images, kernel_version, machine, orphans, sizing, watchdog
 from provisioner.clouds.local.credentials import credentials
 from provisioner.clouds.local.frozen import snapshots
 from provisioner.clouds.local.network import captures, egress, outside_view
 from provisioner.clouds.local.network.egress_rules import GATEWAY, MAX_RULES
 from provisioner.clouds.local.vm import disk, kvm, machine_logs, processes, qemu, shutdown
-from provisioner.clouds.module_variables import ModuleVariables, StackValues, TerraformType
 from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, DEFAULT_MEMORY_GIB, MINIMUM_DISK_GIB
 from provisioner.config import Settings
 from provisioner.errors import CapacityError, InfrastructureError, StillThereError, UsageError
@@ -66,6 +72,7 @@ class LocalCloud(Cloud):
     keeps_layers = True
     scarcity = sizing.SCARCITY
     module_variables = LocalVariables
+    gateways = dict.fromkeys((True, False), (*MANAGEMENT_GATEWAYS, GATEWAY))
 
     def __init__(self, home: Home, settings: Settings) -> None:
         self._home = home
@@ -255,10 +262,6 @@ class LocalCloud(Cloud):
         reason = disk.eviction(directory)
         return f"{text}\n[provisioner: {reason}]\n" if reason else text
 
-    def gateways(self, environment: Environment) -> list[str]:
-        """Lists the management card's gateway and name server, and passt's gateway."""
-        return [*MANAGEMENT_GATEWAYS, GATEWAY]
-
     def move_ttl(self, environment: Environment) -> None:
         """Tells the machines' watchdogs when to end them."""
         for role in environment.machines:
@@ -267,7 +270,7 @@ class LocalCloud(Cloud):
 
     # Isolation
 
-    def check_allowlist(self, allowed: Collection[Destination]) -> None:
+    def check_allowlist(self, allowed: Collection[Destination]) -> str:
         """Makes sure that the egress proxy takes it.
 
         Raises:
@@ -278,6 +281,7 @@ class LocalCloud(Cloud):
                 f"An allowlist of {len(allowed)} addresses is too long: {MAX_RULES} are possible.",
                 hint="A name counts once for each of its addresses.",
             )
+        return ""
 
     def isolation_differences(self, environment: Environment) -> list[str]:
         """Looks at each machine's cards, user networking and egress proxy from this host."""
@@ -354,11 +358,11 @@ class LocalCloud(Cloud):
         found = {role: captures.existing(self._directory(environment, role)) for role in environment.machines}
         return [Capture(role, card, path) for role in found for card, path in found[role]]
 
-    def survey(self, regions: Sequence[str] | None) -> list[EnvironmentResources]:
+    def list_resources(self, regions: Sequence[str] | None) -> list[EnvironmentResources]:
         """Lists the directories of this home's environments, and what runs in them, even if they are gone."""
         return orphans.survey(self._home)
 
-    def clear(self, resources: EnvironmentResources) -> bool:
+    def delete_resources(self, resources: EnvironmentResources) -> bool:
         """Ends the processes and removes the directory."""
         orphans.clear(self._home, resources.environment)
         return True

@@ -13,7 +13,7 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from provisioner.clouds.findings import EnvironmentResources
+from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.clouds.local import machine
 from provisioner.clouds.local.vm import qemu
 from provisioner.errors import InfrastructureError, StillThereError

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioner.clouds.findings import Scarcity
+from provisioner.clouds.cloud import Scarcity
 from provisioner.clouds.sizing import size_of_aux_vm, size_of_primary
 from provisioner.errors import UnavailableError
 from provisioner.models import MachineSize, Role, VMSpec

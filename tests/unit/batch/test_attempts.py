@@ -21,7 +21,7 @@ from provisioner.batch.steps import Costs, Failure, UpStep, interruption
 from provisioner.batch.suite import Run, Suite
 from provisioner.batch.workflow import AttemptResult, build_row
 from provisioner.clock import now
-from provisioner.clouds.findings import EnvironmentResources, TerminationReason
+from provisioner.clouds.cloud import EnvironmentResources, TerminationReason
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import agent, lifecycle, planning
 from provisioner.errors import (
@@ -86,18 +86,18 @@ class Cloud:
     def impairment(self, _environment: Environment, _role: str) -> str:
         return ""
 
-    def clear(self, found: EnvironmentResources) -> bool:
+    def delete_resources(self, found: EnvironmentResources) -> bool:
         self.cleared.append(found.environment)
         return self.complete
 
-    def survey(self, _: object) -> list[EnvironmentResources]:
+    def list_resources(self, _: object) -> list[EnvironmentResources]:
         return []
 
     def renew_lease(self, _: Environment) -> None:
         pass
 
-    def is_locked_out(self, _: Environment) -> bool:
-        return False
+    def authorize(self, *_: object) -> None:
+        pass
 
 
 @pytest.fixture

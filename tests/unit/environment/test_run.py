@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from provisioner.clouds.findings import TerminationReason
+from provisioner.clouds.cloud import TerminationReason
 from provisioner.environment import lifecycle
 from provisioner.environment.run import AgentCommand, run, run_tests
 from provisioner.errors import AgentError, IsolationError, StillThereError, TaskError, UsageError

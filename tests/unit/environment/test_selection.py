@@ -87,7 +87,7 @@ def test_what_would_not_go_keeps_its_reservation(
     def stuck(*_: object) -> bool:
         raise StillThereError("It does not end.")
 
-    monkeypatch.setattr(cloud, "clear", stuck)
+    monkeypatch.setattr(cloud, "delete_resources", stuck)
     with pytest.raises(StillThereError):
         destroy_damaged(session, "env")
     assert session.environments.directory("env").exists()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.clouds.findings import EnvironmentResources
+from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings
 from provisioner.costs.ledger import Entry, Ledger
@@ -115,8 +115,8 @@ def test_an_old_shared_reservation_is_settled(tmp_path: Path, monkeypatch: pytes
                 project="", command="b", launched_at=at - 2 * HOUR, expires_at=at + remaining, reserved_micro_usd=10,
             )
         )  # fmt: skip
-    monkeypatch.setattr(LocalCloud, "survey", lambda *_: [surveyed(environment="exists", created_at=at)])
-    monkeypatch.setattr(LocalCloud, "clear", lambda *_: True)
+    monkeypatch.setattr(LocalCloud, "list_resources", lambda *_: [surveyed(environment="exists", created_at=at)])
+    monkeypatch.setattr(LocalCloud, "delete_resources", lambda *_: True)
     sweep(session, lambda _: session, None, older_than=2 * HOUR, shared=shared)
     assert [entry.environment for entry in shared.entries(unsettled=True)] == ["exists", "forged", "lives"]
 
@@ -170,7 +170,7 @@ def test_an_unreadable_environment_is_swept_long_after_its_end(
     assert "provisioner destroy env" in told_of(session).notes[0]
     soon = datetime.now(UTC) + 2 * HOUR
     monkeypatch.setattr("provisioner.environment.sweep.now", lambda: soon)
-    monkeypatch.setattr(cloud, "survey", lambda _: [surveyed(home=session.home.identity)])
+    monkeypatch.setattr(cloud, "list_resources", lambda _: [surveyed(home=session.home.identity)])
     [orphan] = sweep(session, lambda _: session, None)
     assert (orphan.environment, orphan.problem) == ("env", "")
     assert cloud.existing() == []
@@ -185,7 +185,7 @@ def test_an_orphan_that_fails_keeps_no_other_alive(
     created(session, environment("two"))
     monkeypatch.setattr("provisioner.environment.sweep.PASS_SECONDS", 0.0)
 
-    monkeypatch.setattr(cloud, "survey", lambda _: [])  # the records say enough
+    monkeypatch.setattr(cloud, "list_resources", lambda _: [])  # the records say enough
 
     def session_of(environment: Environment) -> Session:
         if environment.id == "one":
@@ -199,7 +199,7 @@ def test_an_orphan_that_fails_keeps_no_other_alive(
 
 def test_an_interruption_ends_a_sweep(session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("provisioner.environment.sweep.PASS_SECONDS", 0.0)
-    monkeypatch.setattr(cloud, "survey", lambda _: [])
+    monkeypatch.setattr(cloud, "list_resources", lambda _: [])
     created(session, environment("one"))
     created(session, environment("two"))
     tried = []

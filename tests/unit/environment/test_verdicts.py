@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from provisioner.clock import now
-from provisioner.clouds.findings import TerminationReason
+from provisioner.clouds.cloud import TerminationReason
 from provisioner.environment.verdicts import Loss, attribute_loss, attributing_loss, find_cause, primary_runs
 from provisioner.errors import AgentError, MachineLostError
 from provisioner.models import Role

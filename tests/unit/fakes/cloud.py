@@ -16,11 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.clock import now
-from provisioner.clouds.cloud import Cloud
-from provisioner.clouds.defaults import SharedNetwork
-from provisioner.clouds.findings import EnvironmentResources, TerminationReason
+from provisioner.clouds.cloud import Cloud, EnvironmentResources, SharedNetwork, StackValues, TerminationReason
 from provisioner.clouds.local.cloud import LocalVariables
-from provisioner.clouds.module_variables import StackValues
 from provisioner.clouds.sizing import size_of_aux_vm, size_of_primary
 from provisioner.costs.prices import CostLine
 from provisioner.errors import CapacityError, InfrastructureError, MachineLostError, StillThereError, TerraformError
@@ -83,6 +80,7 @@ class FakeCloud(Cloud):
     name = "local"  # stacks are rendered with this cloud's modules, which the fake Terraform does not read
     parallelism: int | None = None
     module_variables = LocalVariables
+    gateways = dict.fromkeys((True, False), ("192.0.2.1",))
 
     def __init__(self, directory: Path, home: Home, usd: Decimal = Decimal(0), region: str = CRATER) -> None:
         self.directory, self.home, self.usd, self.region = directory, home, usd, region
@@ -100,7 +98,6 @@ class FakeCloud(Cloud):
         self.foreign_images: set[str] = set()
         self.vendor_images = self.keeps_layers = False
         self.network: SharedNetwork | None = None
-        self.removed_networks: list[str] = []
         self.next_cloud: FakeCloud | None = None
         self.renewed: list[str] = []
         self.consoles: dict[Role, str] = {}
@@ -319,15 +316,9 @@ class FakeCloud(Cloud):
         exists = self.network and (self.directory / "networks" / self.network.stack).exists()
         return None if exists and self.network and self.network.new else self.network
 
-    def remove_shared_network(self, environment: Environment) -> None:
-        self.removed_networks.append(environment.id)
-
     def stack_values(self, environment: Environment) -> StackValues:
         images = {role: machine.image for role, machine in environment.machines.items()}
         return StackValues(images, LocalVariables(directory=""))
-
-    def root_files(self, environment: Environment) -> dict[str, str]:
-        return {}
 
     def host_key(self, environment: Environment, role: Role) -> str | None:
         return self.machine(environment, role).sshd.host_key if self._path(environment.id, role).exists() else None
@@ -364,14 +355,14 @@ class FakeCloud(Cloud):
         assert environment.endpoints
         self.renewed.append(environment.id)
 
-    def survey(self, regions: Sequence[str] | None) -> list[EnvironmentResources]:
+    def list_resources(self, regions: Sequence[str] | None) -> list[EnvironmentResources]:
         self._ask()
         return [
             EnvironmentResources(environment=name, resources=("machine",))
             for name in {path.parent.name for path in self._files()}
         ]
 
-    def clear(self, resources: EnvironmentResources) -> bool:
+    def delete_resources(self, resources: EnvironmentResources) -> bool:
         for path in self._files():
             if path.parent.name == resources.environment:
                 path.unlink()
@@ -386,9 +377,6 @@ class FakeCloud(Cloud):
             raise StillThereError(f"The machine of {environment.id} does not end.")
         for role in environment.machines:
             self._path(environment.id, role).unlink(missing_ok=True)
-
-    def gateways(self, environment: Environment) -> list[str]:
-        return ["192.0.2.1"]
 
     def isolation_differences(self, environment: Environment) -> list[str]:
         return self.faults.differences

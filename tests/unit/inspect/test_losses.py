@@ -20,7 +20,7 @@ from inspect_ai.tool import Tool, bash
 from inspect_ai.util import SandboxEnvironmentSpec, SandboxUnavailableError, sandbox
 
 from provisioner.clock import now
-from provisioner.clouds.findings import TerminationReason
+from provisioner.clouds.cloud import TerminationReason
 from provisioner.errors import (
     CommandTimeoutError,
     HostError,

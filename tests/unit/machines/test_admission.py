@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from provisioner.errors import HostError
@@ -17,8 +19,13 @@ def test_a_moved_controller_is_let_in_before_it_connects(
 ) -> None:
     running = up(session)
     let_in: list[str] = []
-    monkeypatch.setattr(cloud, "is_locked_out", lambda one: one.id not in let_in)
-    monkeypatch.setattr(cloud, "admit", lambda one: let_in.append(one.id))
+
+    def authorize(environment: Environment, open_network: Callable[[], None]) -> None:
+        if environment.id not in let_in:
+            open_network()
+            let_in.append(environment.id)
+
+    monkeypatch.setattr(cloud, "authorize", authorize)
     for _ in range(2):
         with connect(session, running, "primary") as connection:
             assert connection.run(["journalctl"]).exit_code == 0
@@ -29,11 +36,10 @@ def test_a_moved_controller_is_let_in_before_it_connects(
 def test_a_cloud_that_does_not_let_it_in_says_why(
     session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: Environment) -> None:
+    def refuse(*_: object) -> None:
         raise HostError("The network was created by another controller.")
 
     running = up(session)
-    monkeypatch.setattr(cloud, "is_locked_out", lambda _: True)
-    monkeypatch.setattr(cloud, "admit", refuse)
+    monkeypatch.setattr(cloud, "authorize", refuse)
     with pytest.raises(HostError, match="another controller"):
         connect(session, running, "primary")

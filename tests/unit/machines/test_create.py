@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.defaults import UNFINISHED, SharedNetwork
+from provisioner.clouds.cloud import UNFINISHED, SharedNetwork
 from provisioner.errors import CapacityError, TerraformError
 from provisioner.machines.create import create_machines, create_shared_network, record_environment
 from provisioner.models import Destination, Distribution, Environment
@@ -21,6 +22,7 @@ NETWORK = SharedNetwork(
     values={"region": "crater", "availability_zones": ["a"], "controller_cidrs": [], "tags": {}},
     root_files={"provider.tf": "# a provider"},
     new=True,
+    remove=lambda: pytest.fail("nothing was interrupted"),
 )
 
 
@@ -160,7 +162,6 @@ def test_a_shared_network_is_created_once(session: Session, cloud: FakeCloud) ->
     assert json.loads((directory / "network.auto.tfvars.json").read_text()) == {"network": NETWORK.values}
     assert (directory / "provider.tf").read_text() == "# a provider"
     assert not (directory / UNFINISHED).exists()
-    assert cloud.removed_networks == []
 
 
 def saved_with_place(session: Session) -> Environment:
@@ -168,7 +169,8 @@ def saved_with_place(session: Session) -> Environment:
 
 
 def test_an_interrupted_shared_network_is_created_again(session: Session, cloud: FakeCloud) -> None:
-    cloud.network = NETWORK
+    removed = []
+    cloud.network = replace(NETWORK, remove=lambda: removed.append("network"))
     cloud.terraform_fails(summary="Killed")
     env = saved_with_place(session)
     with pytest.raises(TerraformError, match="Killed"):
@@ -178,28 +180,26 @@ def test_an_interrupted_shared_network_is_created_again(session: Session, cloud:
     # The fake Terraform wrote the network; a real one may have created any part of it.
     (cloud.directory / "networks" / NETWORK.stack).unlink()
     create_shared_network(session, env)
-    assert cloud.removed_networks == ["env"]
+    assert removed == ["network"]
     assert not marker.exists()
 
 
-def test_a_network_created_by_another_controller_is_used(
-    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cloud.network = NETWORK
+def test_a_network_created_by_another_controller_is_used(session: Session, cloud: FakeCloud) -> None:
+    network = cloud.directory / "networks" / NETWORK.stack
+    cloud.network = replace(NETWORK, remove=network.touch)
     cloud.terraform_fails(summary="Killed")
     env = saved_with_place(session)
     with pytest.raises(TerraformError, match="Killed"):
         create_shared_network(session, env)
-    runs, network = cloud.runs(), cloud.directory / "networks" / NETWORK.stack
+    runs = cloud.runs()
     network.unlink()
-    monkeypatch.setattr(cloud, "remove_shared_network", lambda _: network.touch())
     create_shared_network(session, env)
     assert cloud.runs() == runs
     assert not (session.home.stacks / NETWORK.stack / UNFINISHED).exists()
 
 
 def test_a_network_in_use_is_never_marked_as_unfinished(session: Session, cloud: FakeCloud) -> None:
-    cloud.network = SharedNetwork(NETWORK.stack, NETWORK.values, NETWORK.root_files, new=False)
+    cloud.network = replace(NETWORK, new=False)
     cloud.terraform_fails(summary="Killed")
     with pytest.raises(TerraformError):
         create_shared_network(session, saved_with_place(session))

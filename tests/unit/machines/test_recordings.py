@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import pytest
 
 from provisioner.clock import now
-from provisioner.clouds.findings import Capture
+from provisioner.clouds.cloud import Capture
 from provisioner.machines import recordings
 from provisioner.machines.destroy import clear_away
 from provisioner.machines.recordings import keep_journals

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from provisioner.clouds.findings import EnvironmentResources
+from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.errors import ProvisionerError, ShortageError
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.models import Destination, MachineSize, Role
@@ -115,9 +115,9 @@ def test_what_is_left_of_the_self_test_is_a_failure(
     session: Session, cloud: FakeCloud, fam: TaskFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [EnvironmentResources(environment=name, resources=("machine",)) for name in ("other-1", "selftest-2")]
-    monkeypatch.setattr(cloud, "survey", lambda _: found)
+    monkeypatch.setattr(cloud, "list_resources", lambda _: found)
     with pytest.raises(ProvisionerError, match=r"left of selftest-2\.$"):
         checks.nothing_left(session, fam)
-    monkeypatch.setattr(cloud, "survey", lambda _: found[:1])
+    monkeypatch.setattr(cloud, "list_resources", lambda _: found[:1])
     checks.nothing_left(session, fam)
     assert [image.name for image in session.images.all() if image.family == "selftest"] == []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from provisioner.batch.context import TaskForecast
 from provisioner.batch.suite import Suite
 from provisioner.cli.output import Result, names_in_line, table
-from provisioner.clouds.findings import Scarcity
+from provisioner.clouds.cloud import Scarcity
 from provisioner.costs.prices import MICRO, dollars
 from provisioner.environment.estimate import Forecast
 from provisioner.models import MachineSize

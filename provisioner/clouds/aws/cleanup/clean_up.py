@@ -32,8 +32,7 @@ from provisioner.clouds.aws.api import (
 )
 from provisioner.clouds.aws.cleanup import schedules
 from provisioner.clouds.aws.instance_watch import FILTER_VALUES, GONE, watch
-from provisioner.clouds.defaults import CleanUp
-from provisioner.clouds.findings import EnvironmentResources
+from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.errors import ProvisionerError, StillThereError, ThrottledError
 from provisioner.models import Environment
 
@@ -405,12 +404,12 @@ ROLE_TAG = "provisioner:role"
 PARALLEL_SURVEYS = 8
 
 
-class AwsCleanUp(CleanUp):
+class AwsCleanUp:
     """The tagged resources of one account."""
 
     account: Account
 
-    def survey(self, regions: Sequence[str] | None) -> list[EnvironmentResources]:
+    def list_resources(self, regions: Sequence[str] | None) -> list[EnvironmentResources]:
         """Lists everything that carries our tags, region by region, or wherever these credentials may look."""
         surveyed = self.open_regions(lambda _: None) if regions is None else regions
         with ThreadPoolExecutor(max_workers=PARALLEL_SURVEYS) as pool:
@@ -444,7 +443,7 @@ class AwsCleanUp(CleanUp):
             return False
         return False
 
-    def clear(self, resources: EnvironmentResources) -> bool:
+    def delete_resources(self, resources: EnvironmentResources) -> bool:
         """Removes everything that carries the environment's tag.
 
         Returns:

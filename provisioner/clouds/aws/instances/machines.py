@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from provisioner.clock import now
@@ -13,21 +13,25 @@ from provisioner.clouds.aws.cleanup import clean_up, schedules
 from provisioner.clouds.aws.instance_watch import watch
 from provisioner.clouds.aws.instances import hardening, user_data
 from provisioner.clouds.aws.network import admission
-from provisioner.clouds.defaults import Machines
-from provisioner.clouds.findings import TerminationReason
+from provisioner.clouds.cloud import TerminationReason
 from provisioner.errors import HostError, InfrastructureError
 from provisioner.models import Environment, Role
 from provisioner.ssh.connection import Connection
-from provisioner.store.locks import LEASE
+from provisioner.store.locks import LEASE, locked
 
 # EC2 API reference, StateReason: the machine was shut down from within.
 SWITCHED_OFF = "Client.InstanceInitiatedShutdown"
 
 
-class AwsMachines(Machines):
+class AwsMachines:
     """EC2 instances of one account."""
 
     account: Account
+    gateways: Mapping[bool, tuple[str, ...]] = {
+        True: ("10.214.0.1", "10.214.0.2"),
+        False: ("10.215.0.1", "10.215.0.2"),
+    }
+    """The subnet's router and the VPC's resolver: in a VPC, neither leads to the controller."""
 
     def prepare(self, environment: Environment, authorized_keys: Mapping[Role, Mapping[str, str]]) -> None:
         """Writes each machine's user data to the environment's directory."""
@@ -108,11 +112,6 @@ class AwsMachines(Machines):
             "proxy, name its networks: controller_cidrs in the configuration file, PROVISIONER_CONTROLLER_CIDRS."
         )
 
-    def gateways(self, environment: Environment) -> list[str]:
-        """Lists the subnet's router and the VPC's resolver: in a VPC, neither leads to the controller."""
-        block = "10.214.0" if environment.full_internet else "10.215.0"
-        return [f"{block}.1", f"{block}.2"]
-
     def move_ttl(self, environment: Environment) -> None:
         """Moves the schedule, and what the tags say of it."""
         api, region = self.account.api, environment.placement["region"]
@@ -120,16 +119,16 @@ class AwsMachines(Machines):
         expiry = {EXPIRY_TAG: timestamp(environment.expires_at)}
         clean_up.retag(api, region, environment.id, expiry)
 
-    def is_locked_out(self, environment: Environment) -> bool:
-        """Whether this controller has another address than when the environment was created."""
-        try:
-            return admission.is_locked_out(environment.placement, self.account.controllers)
-        except HostError:  # its address cannot be determined now
-            return False
-
-    def admit(self, environment: Environment) -> None:
+    def authorize(self, environment: Environment, open_network: Callable[[], None]) -> None:
         """Opens the group and the environment's own subnet. The region's network is Terraform's."""
-        admission.admit(self.account.api, environment, self.account.controllers)
+        try:
+            is_locked_out = admission.is_locked_out(environment.placement, self.account.controllers)
+        except HostError:  # its address cannot be determined now
+            return
+        if is_locked_out:
+            with locked(self.account.home.locks / f"admission-{environment.id}"):
+                open_network()
+                admission.admit(self.account.api, environment, self.account.controllers)
 
     def renew_lease(self, environment: Environment) -> None:
         """Records in a tag until when other controllers should assume that this one is alive."""

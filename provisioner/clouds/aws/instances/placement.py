@@ -12,7 +12,6 @@ from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HIN
 from provisioner.clouds.aws.cleanup import clean_up
 from provisioner.clouds.aws.network.admission import CONTROLLERS
 from provisioner.clouds.aws.network.region import Networks, allowlist_subnet
-from provisioner.clouds.defaults import Placement
 from provisioner.errors import CapacityError, HostError, InfrastructureError, TerraformError
 from provisioner.models import Environment, MachineSize
 
@@ -148,7 +147,7 @@ def _besides_zone(place: Mapping[str, str], level: Level, roles: Sequence[str]) 
     return tuple(place[role] for role in ("market", *roles))
 
 
-class AwsPlacement(Placement):
+class AwsPlacement:
     """Zones, instance types and markets of one region, tried one after the other."""
 
     account: Account

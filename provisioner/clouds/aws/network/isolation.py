@@ -12,7 +12,6 @@ from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import ENVIRONMENT_TAG, Api, asking, tag
 from provisioner.clouds.aws.cleanup import clean_up
 from provisioner.clouds.aws.network.region import Network, Networks
-from provisioner.clouds.defaults import Isolation
 from provisioner.errors import MachineLostError
 from provisioner.models import Environment
 
@@ -217,7 +216,7 @@ LOOKS = 3
 PAUSE_SECONDS = 2.0
 
 
-class AwsIsolation(Isolation):
+class AwsIsolation:
     """What EC2's API says of environments in one account."""
 
     account: Account

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.findings import EnvironmentResources
+from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.clouds.local import machine
 from provisioner.clouds.local.cloud import LocalCloud, LocalVariables
 from provisioner.clouds.local.vm import disk, disk_layers, kvm, qemu
@@ -161,10 +161,10 @@ def test_a_machine_whose_qemu_is_stopped_stands_still(cloud: LocalCloud, home: H
 
 def test_a_survey_finds_directories_without_a_record(cloud: LocalCloud, home: Home) -> None:
     (home.environments / "lost").mkdir()
-    [lost] = cloud.survey(None)
+    [lost] = cloud.list_resources(None)
     assert (lost.environment, lost.home) == ("lost", home.identity)
-    assert cloud.clear(EnvironmentResources("lost"))
-    assert cloud.survey(None) == []
+    assert cloud.delete_resources(EnvironmentResources("lost"))
+    assert cloud.list_resources(None) == []
 
 
 def test_terraform_gets_the_directory_and_the_images_as_files(cloud: LocalCloud, home: Home) -> None:
@@ -179,7 +179,7 @@ def test_the_local_cloud_answers_by_defaults(cloud: LocalCloud, tmp_path: Path) 
     assert cloud.usd_per_hour(ENVIRONMENT) == Decimal(0)
     assert (cloud.region, cloud.place(ENVIRONMENT), cloud.fallback()) == ("", {}, None)
     assert cloud.next_place(ENVIRONMENT, TerraformError("InsufficientInstanceCapacity")) is None
-    assert (cloud.shared_network(ENVIRONMENT), cloud.root_files(ENVIRONMENT)) == (None, {})
+    assert cloud.shared_network(ENVIRONMENT) is None
     assert cloud.impairment(ENVIRONMENT, "primary") == ""
     assert cloud.termination_reason(ENVIRONMENT, "primary").from_within is False
     assert (cloud.has_image(tmp_path), cloud.find_image("image", tmp_path)) == (True, False)

@@ -223,11 +223,11 @@ def test_a_qemu_that_gave_up_its_lock_is_not_gone(taken_over: tuple[Path, int], 
 def test_a_sweep_ends_a_qemu_that_has_left_its_directory(taken_over: tuple[Path, int], tmp_path: Path) -> None:
     _, qemu_process = taken_over
     local = LocalCloud(Home(tmp_path / "home"), Settings())
-    [orphan] = local.survey(None)
+    [orphan] = local.list_resources(None)
     assert any("QEMU" in resource for resource in orphan.resources)
-    assert local.clear(orphan)
+    assert local.delete_resources(orphan)
     until(lambda: ended(qemu_process))
-    assert local.survey(None) == []
+    assert local.list_resources(None) == []
 
 
 def wait_for_a_round(directory: Path, qemu_process: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.cleanup import clean_up, schedules
 from provisioner.clouds.aws.cleanup.clean_up import AwsCleanUp
-from provisioner.clouds.findings import EnvironmentResources
+from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.errors import StillThereError
 
 FOUND = EnvironmentResources("env", region="eu-west-1")
@@ -46,10 +46,10 @@ def test_only_the_schedules_show_a_complete_environment(
     known = [{"Tags": [{"Key": "provisioner:role", "Value": role}]} for role in instances]
     monkeypatch.setattr(clean_up, "instances", lambda *_: known)
     monkeypatch.setattr(schedules, "names", lambda *_: iter(scheduled))
-    assert cleaning.clear(FOUND) is complete
+    assert cleaning.delete_resources(FOUND) is complete
 
 
 def test_what_cannot_be_removed_is_named(cleaning: AwsCleanUp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clean_up, "remaining", lambda *_: ["volume vol-1"])
     with pytest.raises(StillThereError, match="env is not gone: volume vol-1"):
-        cleaning.clear(FOUND)
+        cleaning.delete_resources(FOUND)

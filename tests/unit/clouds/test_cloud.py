@@ -8,8 +8,8 @@ import pytest
 
 from provisioner import package_data
 from provisioner.clouds.aws.stacks import AwsVariables
+from provisioner.clouds.cloud import ModuleVariables
 from provisioner.clouds.local.cloud import LocalVariables
-from provisioner.clouds.module_variables import ModuleVariables
 
 # Those that the module of every cloud takes (provisioner/terraform/render.py, EnvironmentSpec).
 COMMON = {"environment_id", "full_internet", "allowed_destinations", "machines"}
