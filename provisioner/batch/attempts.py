@@ -54,10 +54,10 @@ from provisioner.errors import (
     UsageError,
 )
 from provisioner.family.loader import TaskFamily
-from provisioner.machines import launch
+from provisioner.machines import claims
+from provisioner.machines.claims import destruction_lock, environment_lock
 from provisioner.machines.destroy import marked
 from provisioner.machines.launch import Create
-from provisioner.machines.locking import destruction_lock, environment_lock
 from provisioner.machines.recordings import keep_journals, write_log
 from provisioner.models import Destination, Environment
 from provisioner.session import Phases, Session
@@ -109,7 +109,7 @@ class Attempt:
                 self._remove_remains(came_up=False)
                 return UpStep(at=now(), begun_at=begun_at, failure=interruption(reason), **facts)
             environment = existing if existing and existing.status == "ready" else self._launch(existing)
-            launch.take_lease(self.session, environment)
+            claims.take_lease(self.session, environment)
         except Interrupted:
             raise
         except Exception as error:
@@ -351,7 +351,7 @@ class Attempt:
             if environment is None:
                 return kind(at=now(), failure=interruption("its environment is gone"))
             # If the run was resumed, this process looks after the environment from now on.
-            launch.take_lease(self.session, environment)
+            claims.take_lease(self.session, environment)
             path = self.session.environments.logs(self.id) / f"step-{name}.json"
             if path.exists():
                 return strict_json.load_file(kind, path)

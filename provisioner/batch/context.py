@@ -16,7 +16,7 @@ from provisioner.config import Settings
 from provisioner.costs.ledger import Ledger, Spending
 from provisioner.environment import planning
 from provisioner.environment.allowlist import parse_destination, resolve
-from provisioner.environment.estimate import Forecast, forecast
+from provisioner.environment.planning import Forecast, forecast
 from provisioner.errors import InfrastructureError
 from provisioner.family.check import refuse_mistakes
 from provisioner.family.env_file import load_env_file

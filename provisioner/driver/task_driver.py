@@ -268,12 +268,10 @@ class TaskDriver:
             return Answer(_error("timeout", f"The machine stayed silent: {error.message}"), "", "")
         # A submission is the agent's own text, and is scored as it is.
         shown = result if operation == "read_submission" else _Cleaner(self._redactor).result(result)
-        return Answer(shown, *self._texts(completed), completed.stdout_size, completed.stderr_size)
-
-    def _texts(self, completed: Completed) -> tuple[str, str]:
-        return tuple(  # type: ignore[return-value]
+        stdout, stderr = (
             self._redactor.redact(data.decode(errors="replace")) for data in (completed.stdout, completed.stderr)
         )
+        return Answer(shown, stdout, stderr, completed.stdout_size, completed.stderr_size)
 
     def _stream(self, operation: str, request: bytes, timeout_seconds: float) -> Completed:
         log = self._logs / f"{operation}.log" if self._logs else None

@@ -25,7 +25,7 @@ from provisioner.copying.copy_program import TOP
 from provisioner.copying.transfer import packed, send_input
 from provisioner.driver.agent_frames import AgentEnd, AgentFrames, FrameError
 from provisioner.driver.output_tee import OutputTee
-from provisioner.environment.verdicts import attributing_loss, primary_runs
+from provisioner.environment.outcomes import attributing_loss, primary_runs
 from provisioner.errors import (
     CommandTimeoutError,
     HostError,
@@ -36,8 +36,8 @@ from provisioner.errors import (
     UsageError,
 )
 from provisioner.family.files import digest_archive
+from provisioner.machines.claims import environment_lock
 from provisioner.machines.connect import connect
-from provisioner.machines.locking import environment_lock
 from provisioner.models import Environment
 from provisioner.printable import last_lines
 from provisioner.session import Session
@@ -267,23 +267,13 @@ class _Following:
             raise TaskError(
                 "The agent could not be copied.", details=last_lines(sent.stderr.decode(errors="replace"), 1000)
             )
-        # Before it starts: from here on a fresh machine could be a second chance.
-        self._environment = self._record_beginning(files)
+        # Before it starts: from here on a fresh machine could be a second chance. The copy may have taken an hour, in
+        # which others may have changed the record, or begun to destroy the environment.
+        with environment_lock(self._session, self._environment) as current:
+            self._environment = self._session.environments.update(current, agent_at=now(), agent_files=files)
         self._is_new, self._is_copied = False, True
         self._reached_at = time.monotonic()
         self._deadline = self._deadline_from(now())
-
-    def _record_beginning(self, files: str) -> Environment:
-        """Records that an agent begins. The copy may have taken an hour, in which others may have changed the record.
-
-        Args:
-            files: the hash of the agent's files.
-
-        Raises:
-            UsageError: the environment was destroyed in the meantime, or its destruction has begun.
-        """
-        with environment_lock(self._session, self._environment) as current:
-            return self._session.environments.update(current, agent_at=now(), agent_files=files)
 
     def _record_end(self, end: AgentEnd) -> None:
         """Records how the agent ended. Its result counts even if that fails, as when it was destroyed meanwhile."""
@@ -292,10 +282,6 @@ class _Following:
             environment_lock(self._session, self._environment) as current,
         ):
             self._session.environments.update(current, agent_ended_at=now(), agent_exit_code=end.exit_code)
-
-    def _seconds_left(self) -> float | None:
-        """Returns how long a call may take that begins now: until the deadline, and never too short for an answer."""
-        return None if self._deadline is None else max(self._deadline - time.monotonic(), STOPPING_SECONDS)
 
     def _call(self, connection: Connection) -> AgentEnd | None:
         """Calls the program in the machine, which starts the agent if it may and has not."""
@@ -312,13 +298,15 @@ class _Following:
         }
         self._frames.reconnect()
         self._heard_at = time.monotonic()
+        # Until the deadline, and never too short for an answer.
+        seconds = None if self._deadline is None else max(self._deadline - self._heard_at, STOPPING_SECONDS)
         try:
             done = connection.run(
                 ["agent.py"],
                 program=PROGRAM,
                 stdin=json.dumps(request).encode(),
                 on_stdout=self._receive,
-                timeout_seconds=self._seconds_left(),
+                timeout_seconds=seconds,
                 limit_bytes=2000,
                 part="agent",
             )

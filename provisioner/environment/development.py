@@ -140,7 +140,11 @@ class Development:
     def _own(self) -> list[Environment]:
         """Returns the environments of this command that came up, or were kept for a look at what went wrong."""
         label = self.session.label
-        return [each for each in self.session.environments.readable() if each.label == label and _came_up(each)]
+        return [
+            each
+            for each in self.session.environments.readable()
+            if each.label == label and each.kind == "task" and each.status != "creating"
+        ]
 
     def _clear_away(self) -> None:
         for each in self._own():
@@ -160,7 +164,3 @@ class Development:
 
     def _note(self, text: str) -> None:
         self.session.steady().progress.note(text)
-
-
-def _came_up(environment: Environment) -> bool:
-    return environment.kind == "task" and environment.status != "creating"

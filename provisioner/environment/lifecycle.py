@@ -1,6 +1,8 @@
-"""Takes a task's environment through its phases: up, score, destroy.
+"""Takes a task's environment through its phases.
 
-The only module that knows their order. It times them and cleans up after a failure or Ctrl-C in one of them.
+`bring_up` plans it and builds its images. `launch` reserves its cost, records it and creates its machines.
+`_make_ready` boots them, proves their isolation, and runs `start()`. `score` and `destroy` follow. This is the only
+module that knows the order; it times the phases, and cleans up after a failure or Ctrl-C in one of them.
 """
 
 from __future__ import annotations
@@ -8,18 +10,30 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 
 from provisioner.best_effort import best_effort, best_effort_within
 from provisioner.clock import now
+from provisioner.clouds.guest_files import GUEST
 from provisioner.driver.task_driver import TaskDriver
-from provisioner.environment import agent, operations, verdicts
+from provisioner.environment import agent, operations, outcomes
 from provisioner.environment.planning import Plan, new_environment, plan
-from provisioner.errors import CapacityError, IsolationError, MachineLostError
+from provisioner.errors import (
+    CapacityError,
+    Interrupted,
+    IsolationError,
+    LivenessLostError,
+    MachineLostError,
+    ProvisionerError,
+    UsageError,
+)
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
 from provisioner.isolation.proof import prove_isolation
+from provisioner.machines import claims
 from provisioner.machines.boot import boot_machines
+from provisioner.machines.claims import destruction_lock, environment_lock, take_lease
 from provisioner.machines.connect import connect
 from provisioner.machines.destroy import clear_away, marked
 from provisioner.machines.launch import (
@@ -28,15 +42,15 @@ from provisioner.machines.launch import (
     create_alone,
     launched,
     looked_after,
-    take_lease,
     tell_of_destruction,
 )
-from provisioner.machines.locking import destruction_lock, environment_lock
 from provisioner.models import Destination, Environment, Outcome, Phase
+from provisioner.printable import last_lines
 from provisioner.session import Phases, Session
 from provisioner.signals import wait
 from provisioner.ssh.connection import Connection
 from provisioner.store.environments import new_id
+from provisioner.ttl import extended
 
 # To log in for the teardown, and to end it, beyond the family's own time.
 TEARDOWN_GRACE_SECONDS = 60.0
@@ -206,9 +220,10 @@ def destroy(session: Session, environment: Environment, prior: Phases | None = N
         environment = marked(session, environment, "destroying")  # before teardown(), after which no score counts
         if environment.has_teardown and environment.started_at and environment.endpoints:
             with phases.phase("teardown"):
-                work = partial(_teardown, session, environment)
                 limit_seconds = environment.time_limits.teardown_seconds + TEARDOWN_GRACE_SECONDS
-                best_effort_within(session.progress, "teardown", limit_seconds, work)
+                best_effort_within(
+                    session.progress, "teardown", limit_seconds, partial(_teardown, session, environment)
+                )
         with phases.phase("destroy"):
             clear_away(session, environment)
     return tuple(phases.finished)
@@ -238,26 +253,22 @@ def score(
         AgentError: an agent had begun, and left the machine so that it cannot be scored.
         MachineLostError: the machine was lost, and no agent is to blame.
     """
-    with environment_lock(session, environment) as environment, verdicts.attributing_loss(session, environment):
-        for pause in SCORING_PAUSES_SECONDS:
+    with environment_lock(session, environment) as environment, outcomes.attributing_loss(session, environment):
+        for pause in (*SCORING_PAUSES_SECONDS, None):
             try:
-                return _recorded(session, *_score_once(session, environment, submission, readmit_agent=readmit_agent))
+                environment, result = _score_once(session, environment, submission, readmit_agent=readmit_agent)
+                break
             except MachineLostError as error:
-                if verdicts.primary_runs(session, environment) is False:
+                if pause is None or outcomes.primary_runs(session, environment) is False:
                     raise
                 session.progress.note(f"{error.message} Scoring again.")
             wait(pause, session.check)
-        return _recorded(session, *_score_once(session, environment, submission, readmit_agent=readmit_agent))
-
-
-def _recorded(session: Session, environment: Environment, result: ScoreResult) -> tuple[Environment, ScoreResult]:
-    """Keeps a result in the environment's record. It counts even if that fails."""
-    with best_effort(session.progress, f"Recording the score of {environment.id}"):
-        outcome = Outcome(
-            status=result.kind, score=result.score, message=result.message, details=result.details, scored_at=now()
-        )
-        environment = session.environments.update(environment, outcome=outcome)
-    return environment, result
+        with best_effort(session.progress, f"Recording the score of {environment.id}"):  # it counts even if that fails
+            outcome = Outcome(
+                status=result.kind, score=result.score, message=result.message, details=result.details, scored_at=now()
+            )
+            environment = session.environments.update(environment, outcome=outcome)
+        return environment, result
 
 
 def _score_once(
@@ -292,3 +303,62 @@ def open_driver(session: Session, environment: Environment) -> Iterator[TaskDriv
     """Connects to an environment's primary machine and yields its task driver."""
     with connect(session, environment, "primary") as connection:
         yield operations.driver(session, environment, connection)
+
+
+def extend(session: Session, environment: Environment, by: timedelta) -> Environment:
+    """Extends an environment's time to live.
+
+    Args:
+        by: how much longer it may live.
+
+    Returns:
+        the updated record.
+
+    Raises:
+        UsageError: it has ended or its destruction has begun, it would live too long, or its reservation is in a
+            database that is not configured.
+        BudgetError: the longer time does not fit a budget; nothing has changed.
+        MachineLostError: the timer inside a machine could not be moved, so the machine ends at its earlier time.
+    """
+    with environment_lock(session, environment) as environment:
+        if environment.status != "ready" and not environment.endpoints:
+            raise UsageError(f"{environment.id} is not up: its status is {environment.status}.")
+        if environment.shared_ledger and not session.database:
+            raise UsageError(
+                f"The reservation of {environment.id} is in a database that workers share.",
+                hint="Set PROVISIONER_DATABASE=postgresql://... to that database.",
+            )
+        expires_at = extended(environment.created_at, environment.expires_at, by, now())
+        longer = environment.model_copy(update={"expires_at": expires_at})
+        spending = session.spending
+        session.ledger.extend(
+            environment.id,
+            expires_at,
+            claims.worst_cost(longer),
+            # The standing budgets of the project that it was launched under.
+            lambda entry: spending.model_copy(update={"project": entry.project}).budgets(entry.launched_at),
+        )
+        longer = session.environments.update(longer, expires_at=expires_at)
+        session.cloud.move_ttl(longer)
+        _move_timers(session, longer)
+        return longer
+
+
+def _move_timers(session: Session, environment: Environment) -> None:
+    program = (GUEST / "ttl.sh").read_text()
+    moment = str(int(environment.expires_at.timestamp()))
+    for role in environment.machines:
+        try:
+            with connect(session, environment, role) as connection:
+                done = connection.run(["sh", "-c", program, "ttl", moment, "move"], timeout_seconds=60)
+            said = last_lines(done.stderr.decode(errors="replace"), 500) if done.exit_code else ""
+        except (Interrupted, LivenessLostError):
+            raise
+        except (ProvisionerError, TimeoutError) as error:
+            said = str(error)
+        if said:
+            raise MachineLostError(
+                f"The {role} machine of {environment.id} could not be extended and ends at its earlier time.",
+                hint="Everything else is extended. As root in the machine: systemctl stop provisioner-ttl.timer",
+                details=said,
+            )

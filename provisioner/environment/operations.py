@@ -252,11 +252,8 @@ def _aggregate(session: Session, environment: Environment, driver: TaskDriver) -
 
 
 def _score_log(entries: Sequence[ScoreLogEntry]) -> bytes:
-    return json.dumps([_entry(entry) for entry in entries]).encode()
-
-
-def _entry(entry: ScoreLogEntry) -> dict[str, object]:
-    return entry.model_dump(mode="json") | {"score": entry.score}  # NaN stays NaN
+    # NaN stays NaN.
+    return json.dumps([entry.model_dump(mode="json") | {"score": entry.score} for entry in entries]).encode()
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,10 @@ def run(
                 score_words = outcome.kind if outcome.score is None else f"{outcome.score:g}"
                 session.progress.note(f"The score of {environment.id}, taken before: {score_words}")
             raise
+    recording = ""
+    with best_effort(session.progress, f"Reading the seal of {environment.id}"):
+        record = session.environments.record(environment.id)
+        recording = record.recording if record else ""
     return RunResult(
         environment=environment.id,
         family=family.name,
@@ -114,17 +118,9 @@ def run(
         agent_exit_code=exit_code,
         score_log=environment.score_log,
         phases=tuple(phases.finished),
-        recording=_recording_of(session, environment.id),
+        recording=recording,
         warnings=environment.setup.warnings,
     )
-
-
-def _recording_of(session: Session, identity: str) -> str:
-    """Returns the hash of the sealed logs of an environment that was destroyed; empty if there is none."""
-    with best_effort(session.progress, f"Reading the seal of {identity}"):
-        record = session.environments.record(identity)
-        return record.recording if record else ""
-    return ""
 
 
 @looked_after

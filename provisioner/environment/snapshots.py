@@ -10,9 +10,9 @@ from provisioner.clock import now
 from provisioner.environment import lifecycle
 from provisioner.errors import DamagedRecordError, HostError, UsageError
 from provisioner.machines import boot
+from provisioner.machines.claims import environment_lock
 from provisioner.machines.create import record_environment
 from provisioner.machines.launch import Create, create_alone, launched, looked_after
-from provisioner.machines.locking import environment_lock
 from provisioner.models import Environment
 from provisioner.session import Phases, Session
 from provisioner.store.environments import new_id

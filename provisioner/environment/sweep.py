@@ -18,9 +18,9 @@ from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import snapshots
 from provisioner.environment.selection import launches
+from provisioner.machines.claims import destruction_lock
 from provisioner.machines.create import discard_unused_stacks
 from provisioner.machines.destroy import clear_away
-from provisioner.machines.locking import destruction_lock
 from provisioner.models import Environment, Record
 from provisioner.session import Session
 from provisioner.store.locks import is_locked
@@ -76,7 +76,11 @@ def orphan_reason(
     if attended or (created_at and elapsed(created_at, at) < older_than):
         return None
     if record:
-        return _judge_record(record, at)
+        if record.expires_at <= at:
+            return f"its time to live ended {format_duration(at - record.expires_at)} ago"
+        if record.status == "unverified":
+            return "the cloud never confirmed its end"
+        return "the command that managed it has ended" if record.needs_command else None
     if found.home == home:
         return "this home created it and has no record of it"
     # Another controller created it. Its records cannot be read here, only its tags.
@@ -86,16 +90,6 @@ def orphan_reason(
     begin, limit = (found.expires_at, timedelta(0)) if found.expires_at else (found.created_at, MAX_TTL)
     if begin and _is_over(begin, at - limit):
         return f"its time to live ended {format_duration(at - limit - begin)} ago, and no controller manages it"
-    return None
-
-
-def _judge_record(record: Environment, at: datetime) -> str | None:
-    if record.expires_at <= at:
-        return f"its time to live ended {format_duration(at - record.expires_at)} ago"
-    if record.status == "unverified":
-        return "the cloud never confirmed its end"
-    if record.needs_command:
-        return "the command that managed it has ended"
     return None
 
 
@@ -109,15 +103,17 @@ def find(session: Session, regions: Sequence[str] | None, older_than: timedelta)
     Raises:
         ProvisionerError: the cloud could not be asked.
     """
-    store = session.environments
+    store, cloud = session.environments, session.cloud.name
     unreadable = store.unreadable()
-    damaged = {name: _damaged_until(session, name) for name in unreadable}
+    # When they expire, if the ledger knows that they are in this cloud.
+    entries = {name: [entry for entry in launches(session, name) if entry.cloud == cloud] for name in unreadable}
+    damaged = {name: max((each.expires_at for each in known), default=None) for name, known in entries.items()}
     for name, error in unreadable.items():
         if not _is_over(damaged[name], now()):
             session.progress.note(f"{name} is not removed: {error.message} `provisioner destroy {name}` removes it.")
     # Records first: an environment that is created before the survey then has no record here, but has a lease.
     readable = store.readable()
-    records = {record.id: record for record in readable if record.cloud == session.cloud.name}
+    records = {record.id: record for record in readable if record.cloud == cloud}
     in_other_clouds = {record.id for record in readable} - records.keys()
     survey = {(found.environment, found.region): found for found in session.cloud.list_resources(regions)}
     for recorded in records.values():
@@ -129,24 +125,18 @@ def find(session: Session, regions: Sequence[str] | None, older_than: timedelta)
     for (name, region), found in sorted(survey.items()):
         if not name or name in in_other_clouds or (name in damaged and not _is_over(damaged[name], at)):
             continue
-        record = records.get(name)
-        attended = store.is_attended(name)
-        identity = session.home.identity
-        reason = orphan_reason(found, record, attended=attended, home=identity, at=at, older_than=older_than)
+        reason = orphan_reason(
+            found,
+            records.get(name),
+            attended=store.is_attended(name),
+            home=session.home.identity,
+            at=at,
+            older_than=older_than,
+        )
         if reason:
-            orphans.append(
-                Orphan(
-                    environment=name, cloud=session.cloud.name, region=region, resources=found.resources, reason=reason,
-                    recorded=record is not None,
-                )
-            )  # fmt: skip
+            place = {"environment": name, "cloud": cloud, "region": region, "resources": found.resources}
+            orphans.append(Orphan(**place, reason=reason, recorded=name in records))
     return orphans
-
-
-def _damaged_until(session: Session, name: str) -> datetime | None:
-    """Returns when an environment expires whose record cannot be read, if the ledger knows that it is in this cloud."""
-    entries = [entry for entry in launches(session, name) if entry.cloud == session.cloud.name]
-    return max((entry.expires_at for entry in entries), default=None)
 
 
 def _is_over(expires_at: datetime | None, at: datetime) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from provisioner.clock import now
 from provisioner.clouds.registry import Where
 from provisioner.config import load_settings
-from provisioner.environment import lifecycle, planning, snapshots, verdicts
+from provisioner.environment import lifecycle, outcomes, planning, snapshots
 from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.environment.operations import IntermediateScore
 from provisioner.errors import (
@@ -42,8 +42,8 @@ from provisioner.inspect.losses import LossError, NotUpError
 from provisioner.inspect.memory import MOST_SENTENCES, SECONDS, Watch, on_console
 from provisioner.inspect.origin import Origin, time_to_live
 from provisioner.inspect.plain_family import TASK, family_of_machine
+from provisioner.machines.claims import environment_lock
 from provisioner.machines.connect import connect
-from provisioner.machines.locking import environment_lock
 from provisioner.models import Destination, Environment, Phase, Role
 from provisioner.printable import printable
 from provisioner.session import Phases, Session
@@ -403,7 +403,7 @@ class SampleMachines:
             # agent brings about what the cloud or this host failed to do, such as to admit this controller.
             agent_began = bool(self.configuration.family) and isinstance(error, MachineLostError | TaskError)
             environment = self.session.environments.last_known(self.environment)  # it may have been extended
-            loss = verdicts.find_cause(self.session, environment, agent_began=agent_began)
+            loss = outcomes.find_cause(self.session, environment, agent_began=agent_began)
             is_agents_doing = loss.cause == "agent"
             if loss.words.endswith("."):
                 said = loss.words

@@ -18,7 +18,7 @@ from provisioner.errors import IsolationError, MachineLostError, ProvisionerErro
 from provisioner.isolation import probes
 from provisioner.isolation.canary import Canary
 from provisioner.isolation.probes import Questions, evaluate
-from provisioner.machines.parallel import on_all_machines
+from provisioner.machines.connect import on_all_machines
 from provisioner.models import Environment, ProbeResult, Role
 from provisioner.recording.isolation import DETAIL_CHARACTERS, MOST_DIFFERENCES, PROOF, Answer, Proof, clean
 from provisioner.redaction import Redactor

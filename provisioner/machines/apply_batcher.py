@@ -91,7 +91,12 @@ class ApplyBatcher:
                 if not requests:
                     self._threads -= 1
                     return
-            self._create_stack(requests)
+            try:
+                self._apply(requests)
+            except BaseException as error:
+                for request in requests:
+                    if not request.result.done():
+                        request.result.set_exception(error)
 
     def _gather(self) -> None:
         """Waits until a second passes without another request, or a stack is full."""
@@ -112,16 +117,9 @@ class ApplyBatcher:
         self._waiting = [request for request in self._waiting if request not in requests]
         return requests
 
-    def _create_stack(self, requests: list[_CreateRequest]) -> None:
-        """Creates what the requests are for, and gives each its result or error."""
-        try:
-            self._apply(requests)
-        except BaseException as error:
-            for request in requests:
-                if not request.result.done():
-                    request.result.set_exception(error)
-
     def _apply(self, requests: list[_CreateRequest]) -> None:
+        """Creates what the requests are for, and gives each its result, or its error if the others can go on."""
+
         def check() -> None:
             if all(_is_stopped(request.session) for request in requests):
                 raise Interrupted("All runs of this stack have been told to stop.")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from provisioner.clouds.guest_files import GUEST
 from provisioner.errors import MachineLostError, TaskError
-from provisioner.machines.parallel import on_all_machines
+from provisioner.machines.connect import on_all_machines
 from provisioner.models import Environment, Role
 from provisioner.printable import last_lines
 from provisioner.session import Session
@@ -19,9 +19,8 @@ from provisioner.ssh.connection import Connection
 from provisioner.ssh.keys import Login
 from provisioner.store.snapshots import SnapshotStore
 
-# A machine that has just gone on answers in a second or two, without KVM and on a busy host in some more.
-LOGIN_SECONDS = 120.0
-SECONDS = 120.0
+# A machine that has just resumed answers in a second or two, without KVM and on a busy host in some more.
+RENEWAL_SECONDS = 120.0
 
 # The first that happens is new random numbers, the second the time (credentials.pl). The argument is ttl.sh. As few
 # programs are started as possible: each takes a tenth of a second and more in a machine that has just gone on.
@@ -63,8 +62,8 @@ def renew(session: Session, environment: Environment) -> None:
 
         try:
             login, calls = _frozen_login(session, environment, role), session.calls(environment, role)
-            with Connection(login, LOGIN_SECONDS, alive, session.check, calls, boots=True) as frozen:
-                done = frozen.run(["renew", ttl], program=_RENEW, timeout_seconds=SECONDS)
+            with Connection(login, RENEWAL_SECONDS, alive, session.check, calls, boots=True) as frozen:
+                done = frozen.run(["renew", ttl], program=_RENEW, timeout_seconds=RENEWAL_SECONDS)
         except MachineLostError as error:
             raise MachineLostError(
                 f"The {role} machine does not run as it was frozen: {error.message}",

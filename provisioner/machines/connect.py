@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import TypeVar
 
 from provisioner.clock import now
 from provisioner.errors import MachineLostError
@@ -17,6 +19,26 @@ from provisioner.ssh.calls import SOCKET, Calls
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.kept_connection import START_SECONDS, KeptConnection, end_connection, keep_connection
 from provisioner.store.locks import locked
+
+T = TypeVar("T")
+
+
+def on_all_machines(roles: Mapping[Role, object], work: Callable[[Role, threading.Event], T]) -> dict[Role, T]:
+    """Runs `work` for all machines at once. Raises the first failure, and sets the event so that the others stop."""
+    cancelled = threading.Event()
+    pool = ThreadPoolExecutor(max_workers=len(roles))
+    try:
+        futures = {role: pool.submit(work, role, cancelled) for role in roles}
+        wait(futures.values(), return_when="FIRST_EXCEPTION")
+        for future in futures.values():
+            if future.done():
+                future.result()
+        return {role: future.result() for role, future in futures.items()}
+    except BaseException:
+        cancelled.set()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def connect(session: Session, environment: Environment, role: Role) -> Connection:

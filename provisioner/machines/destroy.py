@@ -7,13 +7,12 @@ import time
 from provisioner.best_effort import SURVIVABLE, best_effort, best_effort_within, describe
 from provisioner.clock import now
 from provisioner.errors import InfrastructureError, ProvisionerError, StillThereError
-from provisioner.machines import launch
+from provisioner.machines import claims
 from provisioner.machines.connect import end_kept
 from provisioner.machines.create import stack_of
 from provisioner.machines.recordings import is_archived, keep_captures, keep_logs, sealed
 from provisioner.models import Environment, Status
 from provisioner.session import Session
-from provisioner.terraform.stack import Stack
 
 # EC2 API reference, "Eventual consistency": seconds, as a rule.
 SECOND_LOOK_SECONDS = 5.0
@@ -52,17 +51,20 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
         InfrastructureError: all is gone, but a reservation could not be settled; it stays, with its record.
     """
     session = session.steady()
-    ran = {environment.id: launch.still_runs(session, environment) for environment in environments}
+    ran = {environment.id: claims.still_runs(session, environment) for environment in environments}
     environments = tuple(marked(session, environment, "destroying") for environment in environments)
     stack = stack_of(session, environments[0])
     failure: BaseException | None = None
     without_terraform = len(environments) == 1 and environments[0].stack != environments[0].id and not stack.is_remote
     try:
+        stack.await_idle(session.progress.note)
         if without_terraform:
-            stack.await_idle(session.progress.note)
             session.cloud.remove(environments[0])
         else:
-            _end_machines(session, stack, environments)
+            try:  # before Terraform removes what would end them at their time
+                session.cloud.end_machines(environments)
+            except InfrastructureError as error:
+                session.progress.note(f"Ending the machines by Terraform: {error.message}")
             stack.remove({environment.id for environment in environments}, session.progress.note)
     except SURVIVABLE as error:  # whatever it is, the cloud is asked and told to remove the rest
         failure = error
@@ -99,7 +101,7 @@ def _conclude(session: Session, environment: Environment, *, ran: bool | None) -
     problem = ""
     step = "its reservation is not settled"
     try:
-        launch.settle(session, environment, ran=ran)
+        claims.settle(session, environment, ran=ran)
         step = "its record is not archived"
         if is_archived(session, environment):
             session.environments.forget(environment.id)
@@ -126,7 +128,11 @@ def marked(session: Session, environment: Environment, status: Status) -> Enviro
 def _verify(session: Session, environment: Environment) -> list[str]:
     """Asks the cloud what remains of an environment, removes it, and returns what would not go."""
     try:
-        remaining = _remaining(session, environment)
+        remaining = session.cloud.remaining(environment)
+        if not remaining and environment.placement and not environment.endpoints:
+            # An apply began, and its extent is unknown. A cloud may take a moment to show what it has just created.
+            time.sleep(SECOND_LOOK_SECONDS)
+            remaining = session.cloud.remaining(environment)
         if not remaining:
             return []
         session.progress.note(f"Still there of {environment.id}: {', '.join(remaining)}; removing it")
@@ -137,27 +143,3 @@ def _verify(session: Session, environment: Environment) -> list[str]:
     except SURVIVABLE as error:
         marked(session, environment, "unverified")
         return [f"the cloud did not say whether anything remains: {describe(error)}"]
-
-
-def _end_machines(session: Session, stack: Stack, environments: tuple[Environment, ...]) -> None:
-    """Has the cloud end machines before Terraform, which then removes all else, whatever the cloud said.
-
-    Raises:
-        HostError: these credentials may not do it.
-        TerraformError: a Terraform that outlived its controller did not end.
-    """
-    stack.await_idle(session.progress.note)
-    try:
-        session.cloud.end_machines(environments)
-    except InfrastructureError as error:
-        session.progress.note(f"Ending the machines by Terraform: {error.message}")
-
-
-def _remaining(session: Session, environment: Environment) -> list[str]:
-    """Asks the cloud what remains: once, or twice if an apply began and its extent is unknown."""
-    remaining = session.cloud.remaining(environment)
-    if remaining or environment.endpoints or not environment.placement:
-        return remaining
-    # A cloud may take a moment to show what it has just created.
-    time.sleep(SECOND_LOOK_SECONDS)
-    return session.cloud.remaining(environment)

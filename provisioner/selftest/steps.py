@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from provisioner.costs.prices import MICRO, cost, dollars, hourly
-from provisioner.environment.estimate import Forecast, forecast
+from provisioner.environment.planning import Forecast, forecast
 from provisioner.errors import BudgetError, ProvisionerError
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.models import Destination, Record
@@ -191,40 +191,6 @@ class Step:
         return f"usually {self.usual_micro_usd / MICRO:.4f} USD, at most {self.worst_micro_usd / MICRO:.4f} USD"
 
 
-def _spends_nothing() -> int:
-    return 0
-
-
-@dataclass(frozen=True)
-class Purse:
-    """What a self-test has spent, and may spend.
-
-    Args:
-        spent: returns what the ledger counts so far, in millionths of a US dollar.
-        limit_micro_usd: no step begins that would usually exceed it; None for no limit.
-    """
-
-    spent: Callable[[], int] = _spends_nothing
-    limit_micro_usd: int | None = None
-
-    def require_room(self, step: Step) -> None:
-        """Makes sure that a step usually stays within the limit.
-
-        Raises:
-            BudgetError: it does not.
-        """
-        if self.limit_micro_usd is None or not step.usual_micro_usd:
-            return
-        spent = self.spent()
-        if spent + step.usual_micro_usd > self.limit_micro_usd:
-            raise BudgetError(
-                f"The steps before have cost {dollars(spent)}, and this one usually costs "
-                f"{dollars(step.usual_micro_usd)}: more than {dollars(self.limit_micro_usd)} together.",
-                hint="Machines took longer than they usually do; the report says how long. Run the check again: what "
-                "is built is not built again.",
-            )
-
-
 class StepResult(Record):
     """A step that was done.
 
@@ -251,20 +217,26 @@ class Outcome:
     failure: ProvisionerError | None
 
 
-def run_steps(steps: Sequence[Step], progress: Progress, purse: Purse | None = None) -> Outcome:
+def run_steps(
+    steps: Sequence[Step],
+    progress: Progress,
+    spent: Callable[[], int] = lambda: 0,
+    limit_micro_usd: int | None = None,
+) -> Outcome:
     """Runs the steps, and says before each what it does and costs.
 
     Args:
-        purse: what may be spent; None for no limit but the budget of each launch.
+        spent: returns what the ledger counts so far, in millionths of a US dollar.
+        limit_micro_usd: no step begins that would usually exceed it; None for no limit but the budget of each launch.
     """
-    purse = purse or Purse()
     results: list[StepResult] = []
     for number, step in enumerate(steps, 1):
         progress.note(f"{number} of {len(steps)}, {step.name}: {step.does} (costs {step.costs})")
         begin = time.monotonic()
         failure: ProvisionerError | None = None
         try:
-            purse.require_room(step)
+            if limit_micro_usd is not None and step.usual_micro_usd:
+                _require_room(step, spent(), limit_micro_usd)
             found = step.work()
         except ProvisionerError as error:
             failure, found = error, error.message
@@ -274,3 +246,14 @@ def run_steps(steps: Sequence[Step], progress: Progress, purse: Purse | None = N
         if failure is not None:
             return Outcome(tuple(results), failure)
     return Outcome(tuple(results), None)
+
+
+def _require_room(step: Step, spent: int, limit_micro_usd: int) -> None:
+    """Raises BudgetError if a step would usually exceed the limit."""
+    if spent + step.usual_micro_usd > limit_micro_usd:
+        raise BudgetError(
+            f"The steps before have cost {dollars(spent)}, and this one usually costs "
+            f"{dollars(step.usual_micro_usd)}: more than {dollars(limit_micro_usd)} together.",
+            hint="Machines took longer than they usually do; the report says how long. Run the check again: what "
+            "is built is not built again.",
+        )

@@ -24,7 +24,7 @@ from provisioner.environment import lifecycle, run, sweep
 from provisioner.environment.selection import destroy_damaged
 from provisioner.errors import DamagedRecordError, InfrastructureError, ProvisionerError, StillThereError, TaskError
 from provisioner.family.loader import TaskFamily
-from provisioner.machines import destroy, launch
+from provisioner.machines import claims, destroy
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import EnvironmentStore
@@ -64,7 +64,7 @@ STEPS = {
 # Those after which a record stays, so that the same command tries again: the machines are gone all the same.
 LATE_STEPS = {
     "record-write": "provisioner.store.environments.write_atomically",
-    "settlement": "provisioner.machines.launch.settle",
+    "settlement": "provisioner.machines.claims.settle",
     "archive": "provisioner.store.environments.EnvironmentStore.archive",
 }
 
@@ -107,7 +107,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch, path: str, error: Callable[[], BaseE
 
 def running(session: Session) -> Environment:
     """An environment that has a reservation, a lease, a teardown, and has started."""
-    return up(session, launch.reserve(session, environment(has_teardown=True)))
+    return up(session, claims.reserve(session, environment(has_teardown=True)))
 
 
 def unsettled(session: Session) -> list[str]:

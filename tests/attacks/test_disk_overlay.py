@@ -21,7 +21,7 @@ from provisioner.clouds.cloud import TerminationReason
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.vm import disk, kvm, qemu
 from provisioner.config import Settings
-from provisioner.environment.verdicts import attribute_loss
+from provisioner.environment.outcomes import attribute_loss
 from provisioner.errors import CapacityError
 from provisioner.models import Environment
 from provisioner.store.home import Home

@@ -21,9 +21,9 @@ from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.vm import shutdown
 from provisioner.config import Settings
 from provisioner.environment import agent, lifecycle, operations
-from provisioner.environment.verdicts import attribute_loss, primary_runs
+from provisioner.environment.outcomes import attribute_loss, primary_runs
 from provisioner.errors import InfrastructureError
-from provisioner.machines import launch
+from provisioner.machines import claims
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.home import Home
@@ -286,7 +286,7 @@ def test_a_failed_lease_is_retried_only_before_the_agent(
         raise InfrastructureError("The lease cannot be renewed.")
 
     attempt.session.environments.update(env, agent_at=now() if began else None)
-    monkeypatch.setattr(launch, "take_lease", fail)
+    monkeypatch.setattr(claims, "take_lease", fail)
     failure = attempt.agent().failure
     assert failure is not None
     assert (failure.outcome, failure.retry) == ("infrastructure_failed", not began)

@@ -16,7 +16,7 @@ from provisioner.clock import now
 from provisioner.clouds.aws import images
 from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.config import Settings
-from provisioner.machines import launch
+from provisioner.machines import claims
 from provisioner.machines.create import record_environment
 from provisioner.models import Destination, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.session import Session
@@ -177,6 +177,6 @@ def make_environment(
         allowed_destinations=allowed,
         machines={role: MachineRecord(image=IMAGE, size=size, user="root") for role in roles},
     )
-    environment = launch.reserve(session, environment)
+    environment = claims.reserve(session, environment)
     record_environment(session, environment)
     return environment

@@ -13,7 +13,7 @@ from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.clouds.aws.instances import instance_catalogue
 from provisioner.config import Settings
 from provisioner.errors import HostError
-from provisioner.machines import launch
+from provisioner.machines import claims
 from provisioner.machines.connect import readmit
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
@@ -126,7 +126,7 @@ def test_a_renewal_of_the_lease_notices(
     moved = opened(account, MOVED, OTHER_REGION)
     renewals = []
     monkeypatch.setattr(moved.leases, "take", lambda _id, _path, renew: renewals.append(renew))
-    launch.take_lease(moved, record)
+    claims.take_lease(moved, record)
     [renew] = renewals
     renew()
     assert around(account, record)["group"] == {CONTROLLER, MOVED}

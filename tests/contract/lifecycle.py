@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.clock import now
-from provisioner.environment import extend, lifecycle
+from provisioner.environment import lifecycle
 from provisioner.environment.agent import Agent, run_agent
 from provisioner.errors import MachineLostError, ProvisionerError
 from provisioner.machines.connect import connect
@@ -45,7 +45,7 @@ def live_and_end(
         assert lifecycle.score(session, environment, readmit_agent=True)[1].score == 0.75
         with connect(session, environment, "primary") as connection:
             assert connection.run(["sh", "-c", "echo out; echo err >&2; exit 3"], user="agent").exit_code == 3
-        longer = extend.extend(session, environment, timedelta(hours=1))
+        longer = lifecycle.extend(session, environment, timedelta(hours=1))
         assert longer.expires_at == environment.expires_at + timedelta(hours=1)
         if session.cloud.name == "aws":  # tests/local/test_templates.py reboots local machines
             for role in environment.machines:

@@ -12,7 +12,7 @@ import pytest
 from provisioner.clouds.local.machine import TEMPLATE
 from provisioner.environment import lifecycle
 from provisioner.family.loader import load_family
-from provisioner.machines import launch
+from provisioner.machines import claims
 from provisioner.machines.connect import connect
 from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import destroy_machines
@@ -130,7 +130,7 @@ def created(lab: Lab) -> Iterator[Environment]:
     """Creates machines like the lab's, without bringing up an environment in them."""
     identity = new_id("lab", None)
     changes = {"id": identity, "stack": identity, "status": "creating", "endpoints": {}}
-    environment = launch.reserve(lab.session, lab.environment.model_copy(update=changes))
+    environment = claims.reserve(lab.session, lab.environment.model_copy(update=changes))
     record_environment(lab.session, environment)
     try:
         [environment] = create_machines(lab.session, [environment])

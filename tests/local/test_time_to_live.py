@@ -13,7 +13,7 @@ import pytest
 from provisioner.clock import now
 from provisioner.clouds.guest_files import GUEST
 from provisioner.clouds.local import orphans
-from provisioner.environment import extend, lifecycle, sweep
+from provisioner.environment import lifecycle, sweep
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
 from provisioner.models import Environment, Role
@@ -82,7 +82,7 @@ def test_every_layer_moves_when_an_environment_is_extended(lab: Lab) -> None:
     for role in environment.machines:
         left = seconds_to_power_off(session, environment, role)
         assert abs(left - (environment.expires_at - now()).total_seconds()) < 30
-    extended = extend.extend(session, environment, timedelta(hours=2))
+    extended = lifecycle.extend(session, environment, timedelta(hours=2))
     assert extended.expires_at == environment.expires_at + timedelta(hours=2)
     assert session.environments.find(environment.id).expires_at == extended.expires_at
     for role in environment.machines:

@@ -27,7 +27,6 @@ from provisioner.selftest.steps import (
     LIMIT_USD,
     TTL,
     Outcome,
-    Purse,
     Step,
     report,
     run_steps,
@@ -59,7 +58,7 @@ def check(
     sessions = {False: on_demand, True: replace(spot, spending=on_demand.spending)}
     planned = steps(sessions, resolve([parse_destination(DESTINATION)])[0])
     _agree(planned, asked=not yes)
-    outcome = run_steps(planned, progress(), Purse(partial(_spent, on_demand), micro_usd(LIMIT_USD)))
+    outcome = run_steps(planned, progress(), partial(_spent, on_demand), micro_usd(LIMIT_USD))
     return _result(sessions[False], outcome)
 
 

@@ -20,7 +20,7 @@ from provisioner.clock import now
 from provisioner.clouds.registry import CLOUDS, Where, not_priced
 from provisioner.costs.ledger import Entry, Total, totals
 from provisioner.costs.prices import MICRO, dollars, hourly
-from provisioner.environment.estimate import Forecast, forecast
+from provisioner.environment.planning import Forecast, forecast
 from provisioner.errors import UsageError
 from provisioner.family.check import refuse_mistakes
 from provisioner.printable import spreadsheet_cell

@@ -10,7 +10,7 @@ from provisioner.cli.command import command
 from provisioner.cli.options import EnvironmentArgument
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import environment_session
-from provisioner.environment.extend import extend as extend_environment
+from provisioner.environment.lifecycle import extend as extend_environment
 from provisioner.ttl import parse_duration
 
 

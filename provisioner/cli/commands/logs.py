@@ -19,7 +19,7 @@ from provisioner.cli.options import PastEnvironmentArgument
 from provisioner.cli.output import Result, show, table
 from provisioner.cli.sessions import session, session_of
 from provisioner.clock import now
-from provisioner.environment.verdicts import failed_parts
+from provisioner.environment.outcomes import failed_parts
 from provisioner.errors import UsageError
 from provisioner.machines.recordings import keep_logs
 from provisioner.models import Environment

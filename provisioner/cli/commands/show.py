@@ -11,7 +11,7 @@ from provisioner.cli.command import command
 from provisioner.cli.home import default_home
 from provisioner.cli.options import PastEnvironmentArgument
 from provisioner.cli.output import Result
-from provisioner.environment.verdicts import described
+from provisioner.environment.outcomes import described
 from provisioner.models import Endpoint, Environment
 from provisioner.recording.casts import parts_of
 from provisioner.store.environments import EnvironmentStore

@@ -34,7 +34,7 @@ from provisioner.errors import (
     UsageError,
 )
 from provisioner.family.loader import load_family
-from provisioner.machines import launch
+from provisioner.machines import claims
 from provisioner.machines.destroy import marked
 from provisioner.machines.recordings import keep_logs, sealed
 from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, ScoreLogEntry, TaskSetup
@@ -266,7 +266,7 @@ def test_dropped_scores_keep_what_others_change(attempt: Attempt, monkeypatch: p
     def extend(session: Session, environment: Environment) -> None:
         session.environments.update(environment, expires_at=later)
 
-    monkeypatch.setattr(launch, "take_lease", extend)
+    monkeypatch.setattr(claims, "take_lease", extend)
     monkeypatch.setattr(lifecycle, "score", raising(TaskError("No score.")))
     attempt.score(now())
     current = attempt.session.environments.find(attempt.id)

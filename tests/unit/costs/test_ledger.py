@@ -22,7 +22,7 @@ from provisioner.config import Settings, StandingBudgets
 from provisioner.costs.ledger import Budget, Entry, Ledger, Spending, totals
 from provisioner.costs.prices import cost, dollars, micro_usd
 from provisioner.errors import BudgetError, InfrastructureError
-from provisioner.machines.launch import reserve
+from provisioner.machines.claims import reserve
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.session import Session
 from provisioner.store.home import Home

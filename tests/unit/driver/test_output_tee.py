@@ -48,20 +48,18 @@ def test_a_character_is_decoded_however_it_is_split(size: int) -> None:
     assert "".join(passed_on(*pieces("naïve 🦉 café".encode(), size))) == "naïve 🦉 café"
 
 
-def test_bytes_that_are_not_utf_8_are_replaced() -> None:
-    assert passed_on(b"a\xff\xfeb") == ["a\ufffd\ufffdb"]
-
-
-def test_text_that_was_held_back_is_passed_on_at_the_end() -> None:
-    assert passed_on(b"x s3cret") == ["x ", "s3cret"]
-
-
-def test_an_incomplete_character_is_replaced_at_the_end() -> None:
-    assert passed_on("é".encode()[:1]) == ["\ufffd"]
-
-
-def test_empty_output_is_not_passed_on() -> None:
-    assert passed_on(b"", b"") == []
+@pytest.mark.parametrize(
+    ("chunks", "heard"),
+    [
+        ([b"a\xff\xfeb"], ["a\ufffd\ufffdb"]),
+        ([b"x s3cret"], ["x ", "s3cret"]),
+        (["é".encode()[:1]], ["\ufffd"]),
+        ([b""], []),
+    ],
+    ids=["not-utf-8", "held-back", "incomplete", "empty"],
+)
+def test_all_text_is_passed_on_and_nothing_else(chunks: list[bytes], heard: list[str]) -> None:
+    assert passed_on(*chunks) == heard
 
 
 def test_streams_do_not_mix() -> None:

@@ -11,10 +11,9 @@ import pytest
 
 from provisioner.clock import now
 from provisioner.costs.ledger import Spending
-from provisioner.environment.extend import extend
-from provisioner.environment.lifecycle import destroy
+from provisioner.environment.lifecycle import destroy, extend
 from provisioner.errors import BudgetError, Interrupted, LivenessLostError, MachineLostError, UsageError
-from provisioner.machines import launch
+from provisioner.machines import claims
 from provisioner.models import Environment
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
@@ -27,7 +26,7 @@ HOUR = timedelta(hours=1)
 def running(session: Session, cloud: FakeCloud) -> Iterator[Environment]:
     """Brings up an environment for an hour, with 7 US dollars reserved."""
     cloud.usd = Decimal(3)
-    yield up(session, launch.reserve(session, environment()))
+    yield up(session, claims.reserve(session, environment()))
     session.leases.release("env")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from provisioner.clock import now
 from provisioner.environment import agent, lifecycle, operations, planning
-from provisioner.environment.extend import extend
+from provisioner.environment.lifecycle import extend
 from provisioner.errors import (
     CapacityError,
     ImageBuildError,
@@ -26,13 +26,13 @@ from provisioner.errors import (
 )
 from provisioner.family.loader import TaskFamily
 from provisioner.isolation.proof import prove_isolation
-from provisioner.machines import locking
+from provisioner.machines import claims
 from provisioner.models import Destination, Environment, Role
 from provisioner.session import Phases, Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.environments import new_id
 from provisioner.store.locks import is_locked
-from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.cloud import FakeCloud, assert_nothing_is_left
 from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.guest import SETUP, Fails
 from tests.unit.fakes.probes import honest_answers
@@ -132,8 +132,7 @@ def test_an_environment_that_cannot_be_handed_over_is_destroyed(
     monkeypatch.setattr(lifecycle, "leave", leave)
     with pytest.raises(KeyboardInterrupt):
         lifecycle.up(session, fam, "main")
-    assert cloud.existing() == []
-    assert session.environments.all() == []
+    assert_nothing_is_left(session, cloud)
     [archived] = session.home.archive.glob("fam-main-*")
     assert (archived / "logs" / "console-primary.log").exists()
 
@@ -161,26 +160,28 @@ def _leak(request: dict[str, Any]) -> bytes:
     return honest_answers(request).replace(b'"not reached"', b'"reached"', 1)
 
 
-FAILURES: list[tuple[str, dict[str, Any], type[Exception]]] = [
-    ("start", {"values": {"start": Fails("no flag")}}, TaskError),
-    ("home", {"values": {"settle_home": Fails()}}, TaskError),
-    ("leak", {"probes": _leak}, IsolationError),
-    ("silence", {"probes": lambda _: b"killed"}, IsolationError),
-]
-
-
-@pytest.mark.parametrize(("broken", "error"), [row[1:] for row in FAILURES], ids=[row[0] for row in FAILURES])
+@pytest.mark.parametrize(
+    ("broken", "phase", "error"),
+    [
+        ({"values": {"start": Fails("no flag")}}, "start", TaskError),
+        ({"values": {"settle_home": Fails()}}, "start", TaskError),
+        ({"probes": _leak}, "isolation", IsolationError),
+        ({"probes": lambda _: b"killed"}, "isolation", IsolationError),
+    ],
+    ids=["start", "home", "leak", "silence"],
+)
 def test_a_failed_environment_is_destroyed_and_its_logs_kept(
-    session: Session, cloud: FakeCloud, fam: TaskFamily, broken: dict[str, Any], error: type[Exception]
+    session: Session, cloud: FakeCloud, fam: TaskFamily, broken: dict[str, Any], phase: str, error: type[Exception]
 ) -> None:
     cloud.guest_defaults = broken
     with pytest.raises(error):
         lifecycle.up(session, fam, "main")
-    assert cloud.existing() == []
-    assert session.environments.all() == []
-    assert session.ledger.entries(unsettled=True) == []
+    assert_nothing_is_left(session, cloud)
     [archived] = [path for path in session.home.archive.iterdir() if path.name.startswith("fam-main-")]
     assert (archived / "logs" / "console-primary.log").exists()
+    breakdown = session.environments.find(archived.name, archived=True).breakdown
+    assert breakdown
+    assert breakdown.phase == phase
     assert any(note.startswith("Destroying fam-main-") for note in told_of(session).notes)
 
 
@@ -194,15 +195,14 @@ def test_an_interrupted_bring_up_leaves_nothing(session: Session, cloud: FakeClo
 
     with pytest.raises(KeyboardInterrupt):
         lifecycle.up(replace(session, check=lambda: None if interruptions else check()), fam, "main")
-    assert cloud.existing() == []
-    assert session.environments.all() == []
+    assert_nothing_is_left(session, cloud)
 
 
 @pytest.mark.parametrize("moment", ["before start", "in start"])
 def test_an_environment_destroyed_during_its_start_says_so(
     session: Session, cloud: FakeCloud, fam: TaskFamily, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    monkeypatch.setattr(locking, "DESTRUCTION_WAIT_SECONDS", 0)
+    monkeypatch.setattr(claims, "DESTRUCTION_WAIT_SECONDS", 0)
     start = operations.start
 
     def destroyed_before_start(session: Session, environment: Environment, connections: Any) -> object:
@@ -221,8 +221,7 @@ def test_an_environment_destroyed_during_its_start_says_so(
     planned = planning.plan(session, fam, "main")
     with pytest.raises(UsageError, match="fam-1 has been destroyed"):
         lifecycle.launch(session, planned, "fam-1", Phases(session.progress))
-    assert cloud.existing() == []
-    assert session.environments.all() == []
+    assert_nothing_is_left(session, cloud)
     assert not session.environments.directory("fam-1").exists()
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from provisioner.clouds.local import sizing as local_sizing
+from provisioner.costs.prices import CostLine
 from provisioner.environment import lifecycle, planning
-from provisioner.errors import UnavailableError
+from provisioner.environment.planning import forecast
+from provisioner.errors import UnavailableError, UsageError
+from provisioner.family.check import Checked
 from provisioner.family.loader import TaskFamily
+from provisioner.models import MachineSize, Role
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import SETUP
@@ -77,3 +84,87 @@ def test_machines_that_memory_has_no_room_for_are_refused(
     with pytest.raises(UnavailableError, match="no room") as raised:
         planning.plan(session, of_three(tmp_path), "main")
     assert "memory_gb of the machines" in str(raised.value.hint)
+
+
+SPEC = {"cpu_count_range": [2, 4], "ram_gib_range": [2, 4]}
+
+
+def test_permissions_and_aux_vm_are_unknown_without_an_image(
+    session: Session, cloud: FakeCloud, tmp_path: Path
+) -> None:
+    estimate = forecast(session, family(tmp_path), "main")
+    assert (estimate.image, estimate.full_internet, list(estimate.machines)) == (None, None, ["primary"])
+    assert (estimate.cloud, estimate.region, estimate.family, estimate.task) == ("local", "crater", "fam", "main")
+    assert cloud.runs() == []
+
+
+def test_the_estimate_names_the_base_image(session: Session, tmp_path: Path) -> None:
+    newer = replace(session, base_image="debian-13")
+    assert forecast(newer, family(tmp_path), "main").base_image == "debian-13"
+    fam = family(tmp_path, **{"manifest.yaml": "base_image: debian-12\ntasks: {}\n"})
+    assert forecast(newer, fam, "main").base_image == "debian-12"
+
+
+def test_with_an_image_the_estimate_follows_the_setup_data(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    fam = family(tmp_path)
+    task = {"permissions": ["full_internet"], "aux_vm_spec": SPEC}
+    cloud.guest_defaults = {"values": {"setup": {**SETUP, "tasks": {"main": task}}}}
+    cloud.vendor_images = True
+    planned = planning.plan(session, fam, "main")
+    runs = cloud.runs()
+    estimate = forecast(session, fam, "main")
+    assert estimate.image == planned.records["primary"].image
+    assert estimate.full_internet is True
+    assert estimate.machines == {role: record.size for role, record in planned.records.items()}
+    assert cloud.runs() == runs
+    with pytest.raises(UsageError, match="no task 'other'"):
+        forecast(session, fam, "other")
+
+
+def test_costs_cover_the_time_to_live_and_the_clean_up(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    cloud.usd = Decimal(3)
+    short = replace(session, ttl=timedelta(hours=1), builder_ttl=timedelta(hours=2))
+    estimate = forecast(short, family(tmp_path), "main")
+    assert (estimate.worst_micro_usd, estimate.builder_micro_usd) == (7_000_000, 13_000_000)
+    assert estimate.limit_seconds == 3600
+    assert [line.what for line in estimate.lines] == ["primary"]
+
+
+def test_costs_name_the_aux_vm_that_they_do_not_include(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    cloud.usd = Decimal(3)
+    fam = family(tmp_path)
+    assert forecast(session, fam, "main").not_included == "an aux VM: its size is known once the image is built"
+    assert forecast(session, fam, "main", Checked("fam", has_aux_vm=False)).not_included == ""
+    cloud.vendor_images = True
+    planning.plan(session, fam, "main")  # builds the image, which says that there is none
+    assert forecast(session, fam, "main").not_included == ""
+
+
+def test_a_cloud_without_prices_costs_nothing(session: Session, tmp_path: Path) -> None:
+    estimate = forecast(session, family(tmp_path), "main")
+    assert (estimate.lines, estimate.worst_micro_usd, estimate.builder_micro_usd) == ((), 0, 0)
+
+
+def test_the_disk_fits_the_familys_largest_task(session: Session, tmp_path: Path) -> None:
+    manifest = "tasks: {main: {resources: {cpus: 2}}, large: {resources: {storage_gb: 99.5}}}"
+    estimate = forecast(session, family(tmp_path, **{"manifest.yaml": manifest}), "main")
+    assert (estimate.machines["primary"].cpus, estimate.machines["primary"].disk_gib) == (2, 100)
+
+
+def test_an_allowlist_is_a_way_out_that_is_paid_for(
+    session: Session, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fam = family(tmp_path)
+    cloud.vendor_images = True
+    planning.plan(session, fam, "main")  # builds the image, which says that the task is offline
+    asked: list[bool] = []
+    costs = cloud.costs
+
+    def note(sizes: Mapping[Role, MachineSize], *, has_way_out: bool, spot: bool) -> tuple[CostLine, ...]:
+        asked.append(has_way_out)
+        return costs(sizes, has_way_out=has_way_out, spot=spot)
+
+    monkeypatch.setattr(cloud, "costs", note)
+    forecast(session, fam, "main")
+    forecast(session, fam, "main", allowlist=True)
+    assert asked[::2] == [False, True]  # the second of each is the builder's

@@ -16,13 +16,13 @@ from provisioner.environment import lifecycle
 from provisioner.environment.run import AgentCommand, run, run_tests
 from provisioner.errors import AgentError, IsolationError, StillThereError, TaskError, UsageError
 from provisioner.family.loader import TaskFamily
-from provisioner.machines import launch
+from provisioner.machines import claims, launch
 from provisioner.machines.destroy import clear_away
 from provisioner.models import Environment
 from provisioner.recording import casts
 from provisioner.recording.manifest import load
 from provisioner.session import Session
-from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.cloud import FakeCloud, assert_nothing_is_left
 from tests.unit.fakes.guest import SETUP, Fails
 from tests.unit.fakes.world import Told, Trigger, agents, family, store_image, told_of
 
@@ -30,12 +30,6 @@ from tests.unit.fakes.world import Told, Trigger, agents, family, store_image, t
 @pytest.fixture
 def agent(tmp_path: Path) -> AgentCommand:
     return AgentCommand(agents(tmp_path / "agent", "echo worked > ../submission.txt; exit 3"), "sh run.sh")
-
-
-def assert_nothing_is_left(session: Session, cloud: FakeCloud) -> None:
-    assert cloud.existing() == []
-    assert session.environments.all() == []
-    assert session.ledger.entries(unsettled=True) == []
 
 
 def test_a_run_brings_up_runs_the_agent_scores_and_destroys(
@@ -172,7 +166,7 @@ def test_a_ctrl_c_as_the_destruction_begins_leaves_nothing(session: Session, clo
 def test_a_ctrl_c_just_after_the_reservation_settles_it(
     session: Session, cloud: FakeCloud, fam: TaskFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve = launch.reserve
+    reserve = claims.reserve
 
     def interrupted(session: Session, environment: Environment) -> NoReturn:
         reserve(session, environment)
@@ -191,17 +185,6 @@ def test_a_run_whose_agent_cannot_be_copied_is_destroyed(
     with pytest.raises(UsageError, match="does not exist"):
         run(session, fam, "main", agent=AgentCommand(tmp_path / "nowhere", "true"))
     assert_nothing_is_left(session, cloud)
-
-
-def test_a_run_that_does_not_start_is_destroyed(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
-    cloud.guest_defaults = {"values": {"start": Fails()}}
-    with pytest.raises(TaskError, match="it broke"):
-        run(session, fam, "main", submission="7")
-    assert_nothing_is_left(session, cloud)
-    [archived] = session.home.archive.iterdir()
-    breakdown = session.environments.find(archived.name, archived=True).breakdown
-    assert breakdown
-    assert breakdown.phase == "start"
 
 
 def test_a_score_is_told_if_the_environment_cannot_be_destroyed(

@@ -10,7 +10,7 @@ from provisioner.costs.ledger import Entry
 from provisioner.environment import lifecycle
 from provisioner.environment.selection import destroy_damaged, select_for_destroy
 from provisioner.errors import StillThereError, UsageError
-from provisioner.machines import launch
+from provisioner.machines import claims
 from provisioner.models import Environment
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
@@ -59,7 +59,7 @@ def test_destroy_all_includes_directories_without_a_record(session: Session) -> 
 
 
 def test_a_damaged_environment_is_destroyed_and_settled(session: Session, cloud: FakeCloud) -> None:
-    created(session, launch.reserve(session, environment()))
+    created(session, claims.reserve(session, environment()))
     (session.environments.logs("env") / "start.log").write_text("kept")
     spoil(session, "env")
     destroy_damaged(session, "env")
@@ -81,7 +81,7 @@ def test_an_environment_unknown_to_the_ledger_is_destroyed(session: Session, clo
 def test_what_would_not_go_keeps_its_reservation(
     session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    created(session, launch.reserve(session, environment()))
+    created(session, claims.reserve(session, environment()))
     spoil(session, "env")
 
     def stuck(*_: object) -> bool:

@@ -23,7 +23,7 @@ from provisioner.errors import (
     TaskError,
     UsageError,
 )
-from provisioner.machines import launch
+from provisioner.machines import claims, launch
 from provisioner.machines.apply_batcher import ApplyBatcher
 from provisioner.models import Environment, ScoreLogEntry
 from provisioner.session import Session
@@ -111,7 +111,7 @@ def test_a_copy_on_another_host_is_refused_before_creation(
 def test_a_copy_is_of_the_snapshot_that_was_read(
     session: Session, cloud: FakeCloud, pair: Environment, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, reserve = cloud.existing(), launch.reserve
+    before, reserve = cloud.existing(), claims.reserve
 
     def reserve_late(session: Session, environment: Environment) -> Environment:
         snapshots.remove(session, "saved")

@@ -14,7 +14,7 @@ from provisioner.config import Settings
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import snapshots
 from provisioner.environment.sweep import find, orphan_reason, sweep
-from provisioner.machines import launch
+from provisioner.machines import claims
 from provisioner.models import Environment, MachineRecord, MachineSize, Status, TaskSetup
 from provisioner.session import Session
 from provisioner.store.home import UNFINISHED, Home
@@ -161,7 +161,7 @@ def test_a_sweep_leaves_other_clouds_alone(tmp_path: Path) -> None:
 def test_an_unreadable_environment_is_swept_long_after_its_end(
     session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    created(session, launch.reserve(session, environment()))
+    created(session, claims.reserve(session, environment()))
     session.leases.release("env")
     (session.environments.directory("env") / "environment.json").write_text("{")
     monkeypatch.setattr("provisioner.environment.sweep.PASS_SECONDS", 0.0)

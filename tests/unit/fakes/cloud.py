@@ -24,6 +24,7 @@ from provisioner.errors import CapacityError, InfrastructureError, MachineLostEr
 from provisioner.family.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.progress import Progress
+from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.keys import KeyPair
 from provisioner.store.files import write_atomically
@@ -383,3 +384,10 @@ class FakeCloud(Cloud):
 
     def fallback(self) -> FakeCloud | None:
         return self.next_cloud
+
+
+def assert_nothing_is_left(session: Session, cloud: FakeCloud) -> None:
+    """Asserts that no machine, no record and no open reservation is left."""
+    assert cloud.existing() == []
+    assert session.environments.all() == []
+    assert session.ledger.entries(unsettled=True) == []

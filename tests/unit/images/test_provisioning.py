@@ -11,7 +11,7 @@ import pytest
 
 from provisioner.driver.task_driver import TaskDriver
 from provisioner.environment import operations
-from provisioner.environment.verdicts import LOGS_OF_PHASES
+from provisioner.environment.outcomes import LOGS_OF_PHASES
 from provisioner.errors import ImageBuildError, TaskError, TaskFamilyError
 from provisioner.family.loader import TaskFamily
 from provisioner.images import provisioning

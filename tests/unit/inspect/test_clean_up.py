@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 from inspect_ai._cli.sandbox import sandbox_command
 
-from provisioner.machines import launch
+from provisioner.machines import claims
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import RECORD
@@ -22,7 +22,7 @@ def cleanup(*arguments: str) -> Result:
 
 
 def abandoned(session: Session, identity: str = "env", batch: str = "inspect-eval") -> Environment:
-    planned = launch.reserve(session, environment(identity, batch=batch))
+    planned = claims.reserve(session, environment(identity, batch=batch))
     running = up(session, planned)
     session.leases.release(identity)
     return running
@@ -120,7 +120,7 @@ def test_an_environment_that_is_gone_is_said_to_be(session: Session) -> None:
 )
 def test_what_cannot_be_destroyed_is_a_usage_error(session: Session, identity: str, said: str) -> None:
     abandoned(session, "other", batch="a-batch")
-    launch.take_lease(session, abandoned(session, "used"))
+    claims.take_lease(session, abandoned(session, "used"))
     ended = cleanup(identity)
     assert ended.exit_code == 2
     assert said in ended.output

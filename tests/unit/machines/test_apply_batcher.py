@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +16,11 @@ from provisioner.config import Settings
 from provisioner.errors import CapacityError, Interrupted, TerraformError
 from provisioner.machines import apply_batcher
 from provisioner.machines.apply_batcher import MAX_PER_STACK, ApplyBatcher, terraform_slots
-from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
+from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
+from tests.unit.fakes.world import environment
 from tests.waiting import until
 
 Create = Callable[[Session, list[Environment]], list[Environment]]
@@ -31,18 +31,6 @@ def session(tmp_path: Path) -> Session:
     home = Home(tmp_path / "home")
     home.make()
     return Session(home=home, cloud=LocalCloud(home, Settings()))
-
-
-def recorded(session: Session, name: str) -> Environment:
-    now = datetime.now(UTC)
-    size = MachineSize(cpus=1, memory_gib=1, disk_gib=16)
-    return session.environments.save(
-        Environment(
-            id=name, cloud="local", stack=name, family="fam", task="main", status="creating", created_at=now,
-            expires_at=now + timedelta(hours=1), setup=TaskSetup(), full_internet=False,
-            machines={"primary": MachineRecord(image="i", size=size, user="root")},
-        )
-    )  # fmt: skip
 
 
 def launched(
@@ -67,7 +55,7 @@ def launched(
 
     def request(number: int) -> Environment | Exception:
         try:
-            return batcher.create(session, recorded(session, f"env-{number}"))
+            return batcher.create(session, session.environments.save(environment(f"env-{number}")))
         except Exception as error:
             return error
         finally:

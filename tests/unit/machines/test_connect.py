@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 
 from provisioner.clock import now
-from provisioner.errors import MachineLostError, UsageError
-from provisioner.machines.connect import connect
+from provisioner.errors import HostError, MachineLostError, UsageError
+from provisioner.machines.connect import connect, on_all_machines
+from provisioner.models import Environment, Role
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
-from tests.unit.fakes.world import created, environment, up
+from tests.unit.fakes.world import created, environment, told_of, up
+from tests.waiting import BOUND_SECONDS
 
 
 def test_root_and_the_agent_can_run_commands(session: Session) -> None:
@@ -51,3 +55,77 @@ def test_connecting_to_a_machine_that_was_never_up_fails(session: Session) -> No
         connect(session, booting, "primary")
     with pytest.raises(UsageError, match="env has no aux machine"):
         connect(session, booting, "aux")
+
+
+def test_a_moved_controller_is_let_in_before_it_connects(
+    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = up(session)
+    let_in: list[str] = []
+
+    def authorize(environment: Environment, open_network: Callable[[], None]) -> None:
+        if environment.id not in let_in:
+            open_network()
+            let_in.append(environment.id)
+
+    monkeypatch.setattr(cloud, "authorize", authorize)
+    for _ in range(2):
+        with connect(session, running, "primary") as connection:
+            assert connection.run(["journalctl"]).exit_code == 0
+    assert let_in == [running.id]
+    assert sum("address has changed" in line for line in told_of(session).notes) == 1
+
+
+def test_a_cloud_that_does_not_let_it_in_says_why(
+    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise HostError("The network was created by another controller.")
+
+    running = up(session)
+    monkeypatch.setattr(cloud, "authorize", refuse)
+    with pytest.raises(HostError, match="another controller"):
+        connect(session, running, "primary")
+
+
+ROLES: dict[Role, object] = {"primary": None, "aux": None}
+
+
+def test_work_runs_on_all_machines_at_once_and_gives_each_result() -> None:
+    both = threading.Barrier(2, timeout=BOUND_SECONDS)
+
+    def work(role: Role, _: threading.Event) -> str:
+        both.wait()
+        return role.upper()
+
+    assert on_all_machines(ROLES, work) == {"primary": "PRIMARY", "aux": "AUX"}
+
+
+def test_the_first_failure_is_raised_and_cancels_the_others() -> None:
+    both = threading.Barrier(2, timeout=BOUND_SECONDS)
+    stopped = threading.Event()
+
+    def work(role: Role, cancelled: threading.Event) -> None:
+        both.wait()
+        if role == "primary":
+            raise ValueError(role)
+        assert cancelled.wait(BOUND_SECONDS)
+        stopped.set()
+
+    with pytest.raises(ValueError, match="primary"):
+        on_all_machines(ROLES, work)
+    assert stopped.wait(BOUND_SECONDS)
+
+
+def test_a_failure_after_the_others_have_finished_is_raised() -> None:
+    done = threading.Event()
+
+    def work(role: Role, _: threading.Event) -> None:
+        if role == "primary":
+            done.set()
+            return
+        assert done.wait(BOUND_SECONDS)
+        raise ValueError(role)
+
+    with pytest.raises(ValueError, match="aux"):
+        on_all_machines(ROLES, work)

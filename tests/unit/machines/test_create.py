@@ -11,7 +11,13 @@ import pytest
 
 from provisioner.clouds.cloud import UNFINISHED, SharedNetwork
 from provisioner.errors import CapacityError, TerraformError
-from provisioner.machines.create import create_machines, create_shared_network, record_environment
+from provisioner.machines.create import (
+    create_machines,
+    create_shared_network,
+    discard_unused_stacks,
+    record_environment,
+    stack_of,
+)
 from provisioner.models import Destination, Distribution, Environment
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
@@ -214,3 +220,31 @@ def test_an_environment_without_endpoints_is_an_error(session: Session, cloud: F
     with pytest.raises(Exception, match="Terraform gave no endpoints for env") as caught:
         create_machines(session, [new])
     assert getattr(caught.value, "exit_code", None) == 5
+
+
+def stacks(session: Session) -> set[str]:
+    return {path.name for path in session.home.stacks.glob("[!.]*")}
+
+
+def test_environments_of_one_stack_share_their_root(session: Session) -> None:
+    stack_of(session, environment("one", stack="many")).write({"main.tf": "here"})
+    assert stack_of(session, environment("two", stack="many")).exists
+    assert not stack_of(session, environment("three")).exists
+
+
+def test_stacks_without_environments_are_removed(session: Session, cloud: FakeCloud) -> None:
+    created(session, environment())
+    for name in ("unused", "network-crater"):
+        (session.home.stacks / name).mkdir()
+    discard_unused_stacks(session)
+    assert stacks(session) == {"env", "network-crater"}
+    assert (session.home.stacks / ".initialised").is_dir()
+    assert cloud.existing() == ["env/primary"]
+
+
+def test_no_stack_is_removed_while_a_record_cannot_be_read(session: Session) -> None:
+    session.environments.save(environment())
+    (session.environments.directory("env") / "environment.json").write_text("{")
+    (session.home.stacks / "env").mkdir()
+    discard_unused_stacks(session)
+    assert stacks(session) == {"env"}

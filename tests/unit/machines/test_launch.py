@@ -16,6 +16,7 @@ from provisioner.session import Session
 from provisioner.store.environments import RECORD
 from provisioner.store.locks import is_locked
 from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.cloud import assert_nothing_is_left as assert_no_machine_is_left
 from tests.unit.fakes.world import environment, told_of
 
 
@@ -48,9 +49,7 @@ def stick(cloud: FakeCloud) -> None:
 
 
 def assert_nothing_is_left(session: Session, cloud: FakeCloud) -> None:
-    assert cloud.existing() == []
-    assert session.environments.all() == []
-    assert session.ledger.entries(unsettled=True) == []
+    assert_no_machine_is_left(session, cloud)
     assert not is_locked(session.environments.lease("env"))
 
 

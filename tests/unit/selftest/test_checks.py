@@ -16,7 +16,7 @@ from provisioner.selftest import checks
 from provisioner.selftest.steps import FAMILY
 from provisioner.session import Session
 from tests.unit.fakes.clock import WaitingClock
-from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.cloud import FakeCloud, assert_nothing_is_left
 from tests.unit.fakes.guest import SETUP
 from tests.unit.fakes.world import store_image
 
@@ -33,13 +33,9 @@ def fam(session: Session, cloud: FakeCloud) -> TaskFamily:
     return fam
 
 
-def nothing_is_left(session: Session, cloud: FakeCloud) -> bool:
-    return not (cloud.existing() or session.environments.all() or session.ledger.entries(unsettled=True))
-
-
 def test_a_combination_lives_and_dies(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
     assert "came up, was scored and is gone" in checks.live(session, fam, OFFLINE, DESTINATION)
-    assert nothing_is_left(session, cloud)
+    assert_nothing_is_left(session, cloud)
 
 
 def test_an_allowlist_is_that_of_the_combination(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
@@ -52,7 +48,7 @@ def test_another_score_is_a_failure_and_leaves_nothing(session: Session, cloud: 
     cloud.guest_defaults["values"]["score"] = 0.5
     with pytest.raises(ProvisionerError, match=r"scored 0\.5"):
         checks.live(session, fam, OFFLINE, DESTINATION)
-    assert nothing_is_left(session, cloud)
+    assert_nothing_is_left(session, cloud)
 
 
 def test_what_outlives_its_destruction_is_a_failure(
@@ -70,7 +66,7 @@ def test_rights_that_lack_are_listed(
     with pytest.raises(ProvisionerError, match="lack 2 rights") as raised:
         checks.rights(session, fam)
     assert raised.value.details == "run_instances: no\ncreate_image: no"
-    assert nothing_is_left(session, cloud)
+    assert_nothing_is_left(session, cloud)
 
 
 def test_a_machine_that_outlives_its_time_is_a_failure(
@@ -81,7 +77,7 @@ def test_a_machine_that_outlives_its_time_is_a_failure(
     monkeypatch.setattr(checks, "wait", lambda seconds, _: clock.sleep(seconds))
     with pytest.raises(ProvisionerError, match="still runs"):
         checks.expiry(session, fam)
-    assert nothing_is_left(session, cloud)
+    assert_nothing_is_left(session, cloud)
 
 
 def test_a_machine_that_ends_at_its_time_is_not(
@@ -90,12 +86,12 @@ def test_a_machine_that_ends_at_its_time_is_not(
     monkeypatch.setattr(checks, "EXPIRY", timedelta(0))
     monkeypatch.setattr(cloud, "move_ttl", cloud.end_machine)
     assert checks.expiry(session, fam).startswith("ended ")
-    assert nothing_is_left(session, cloud)
+    assert_nothing_is_left(session, cloud)
 
 
 def test_a_crowd_comes_up_and_goes(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
     assert checks.crowd(session, fam, 3).startswith("3 were ready after ")
-    assert nothing_is_left(session, cloud)
+    assert_nothing_is_left(session, cloud)
 
 
 def test_machines_beyond_the_accounts_room_do_not_start(

@@ -9,7 +9,7 @@ from provisioner.batch.suite import Suite
 from provisioner.cli.output import Result, names_in_line, table
 from provisioner.clouds.cloud import Scarcity
 from provisioner.costs.prices import MICRO, dollars
-from provisioner.environment.estimate import Forecast
+from provisioner.environment.planning import Forecast
 from provisioner.models import MachineSize
 
 COLUMNS = ["FAMILY", "TASK", "RUNS", "INTERNET", "MACHINES"]

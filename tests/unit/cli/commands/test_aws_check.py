@@ -24,7 +24,7 @@ from tests.unit.conftest import CommandLine
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.ec2_prices import sell
 from tests.unit.fakes.world import store_image
-from tests.unit.selftest.test_plan import SETUP
+from tests.unit.selftest.test_steps import SETUP
 from tests.waiting import BOUND_SECONDS
 
 

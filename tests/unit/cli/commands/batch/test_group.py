@@ -21,7 +21,7 @@ from provisioner.cli.commands.batch import group, lookup
 from provisioner.cli.commands.batch.plan import plan_result, within
 from provisioner.clock import now
 from provisioner.clouds.local.cloud import LocalCloud
-from provisioner.environment.estimate import forecast
+from provisioner.environment.planning import forecast
 from provisioner.errors import StillThereError, UsageError
 from provisioner.family.check import Checked
 from provisioner.session import Session
