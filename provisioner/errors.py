@@ -34,6 +34,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Literal
 
+# What the operator chooses: the command line has options for it, other front ends keys and arguments.
+Setting = Literal["budget", "cloud", "env_file", "region", "state", "ttl"]
+
 
 class ProvisionerError(Exception):
     """The base of all errors of provisioner.
@@ -42,6 +45,7 @@ class ProvisionerError(Exception):
         message: what failed and why, for the operator.
         hint: what to do next, or None.
         details: output of the failed program, shown below the message, or None.
+        settings: what of the operator's choices it is about. The front end says after the hint how each is given.
 
     Attributes:
         phase: the phase of an environment's life, or the part of a build, in which it was raised; empty outside.
@@ -49,11 +53,19 @@ class ProvisionerError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str | None = None, details: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        details: str | None = None,
+        settings: tuple[Setting, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.details = details
+        self.settings = settings
         self.phase = ""
 
 
@@ -88,8 +100,8 @@ class MissingVariablesError(UsageError):
         self.names = sorted(names)
         super().__init__(
             "The following required environment variables are not set: " + ", ".join(self.names),
-            hint="Write them as NAME=value lines into a file, and pass it with --env-file FILE. "
-            "docs/authoring/secrets.md says more.",
+            hint="Write them as NAME=value lines into a file, and name it. docs/authoring/secrets.md says more.",
+            settings=("env_file",),
         )
 
 
@@ -230,9 +242,14 @@ class BudgetError(ProvisionerError):
     exit_code = 8
 
     def __init__(
-        self, message: str, *, hint: str | None = None, details: str | None = None, may_fit_later: bool = True
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        settings: tuple[Setting, ...] = (),
+        may_fit_later: bool = True,
     ) -> None:
-        super().__init__(message, hint=hint, details=details)
+        super().__init__(message, hint=hint, settings=settings)
         self.may_fit_later = may_fit_later
 
 

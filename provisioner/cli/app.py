@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import sys
 from typing import Annotated
 
@@ -101,11 +100,14 @@ app = lazy_app(
 )
 
 
-def _hint(message: str, context: typer.Context) -> str:
-    """Says what to do about arguments that no command takes."""
-    unknown = re.match("No such option: (--?[a-z]+)", message)
-    if unknown and unknown[1] in ("--json", "--debug") and not context.parent:
-        return f"{unknown[1]} comes after the command, as in `{PROGRAM} list {unknown[1]}`."
+def _hint(unknown: str, context: typer.Context) -> str:
+    """Says what to do about arguments that no command takes.
+
+    Args:
+        unknown: the option that there is not; empty if something else is wrong.
+    """
+    if unknown in ("--json", "--debug") and not context.parent:
+        return f"{unknown} comes after the command, as in `{PROGRAM} list {unknown}`."
     if unknown and context.info_name == "exec" and "--" not in sys.argv:
         return f"Write -- before what is to run: `{context.command_path} ENV -- ls -l`."
     return f"`{context.command_path} --help` shows what it takes."
@@ -125,7 +127,7 @@ def main() -> int:
             print(wrong.message, file=sys.stderr)
             return wrong.exit_code
         # Arguments that no command takes look like every other error, under --json too.
-        hint = _hint(wrong.format_message(), context) if context else None
+        hint = _hint(getattr(wrong, "option_name", ""), context) if context else None
         before_dashes = itertools.takewhile(lambda argument: argument != "--", sys.argv[1:])
         message = wrong.format_message().replace("Value error, ", "", 1)  # pydantic's, which Typer passes on
         _render_error(UsageError(message, hint=hint), as_json="--json" in before_dashes)

@@ -29,8 +29,10 @@ SIGN_OF_LIFE_SECONDS = 30.0
 
 def render_error(error: ProvisionerError, *, as_json: bool) -> None:
     """Prints an error and its hint on stderr, and with --json also one object on stdout."""
+    options = ", ".join(f"--{setting.replace('_', '-')}" for setting in error.settings)
+    hint = " ".join(filter(None, (error.hint, options and f"Options: {options}."))) or None
     if as_json:
-        fields = {"kind": type(error).__name__, "message": error.message, "details": error.details, "hint": error.hint}
+        fields = {"kind": type(error).__name__, "message": error.message, "details": error.details, "hint": hint}
         result = Result({"error": {**fields, "exit_code": error.exit_code}}, exit_code=error.exit_code)
         with contextlib.suppress(HostError, BrokenPipeError):  # stderr has the error anyway
             render(result, as_json=True)
@@ -40,8 +42,8 @@ def render_error(error: ProvisionerError, *, as_json: bool) -> None:
     console.print(label.append(printable_lines(error.message)))
     if error.details:
         console.print(Text(_indented(error.details), "dim"))
-    if error.hint:
-        console.print(Text.assemble(("hint:", "bold"), " ", printable_lines(error.hint)))
+    if hint:
+        console.print(Text.assemble(("hint:", "bold"), " ", printable_lines(hint)))
 
 
 def _console() -> Console:

@@ -101,5 +101,7 @@ def open_cloud(home: Home, settings: Settings, where: Where) -> Cloud:
         raise UsageError(f"There is no cloud {where.cloud!r}.", hint=f"Known: {', '.join(sorted(CLOUDS))}.")
     entry = CLOUDS[where.cloud]
     if not entry.has_places and (where.regions or where.profile or where.spot or where.state):
-        raise UsageError(f"--region, --profile, --spot and --state are for --cloud {clouds_with_places()}.")
+        raise UsageError(
+            f"Region, profile, spot and state are for the cloud {clouds_with_places()}.", settings=("cloud",)
+        )
     return entry.open(home, settings, where)

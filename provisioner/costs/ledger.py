@@ -67,7 +67,7 @@ class Budget(Record):
         scope: the launches that count: those of a command, of a project, or of a calendar month (UTC).
         of: the command's id, the project's name, or the month, such as 2026-01.
         micro_usd: the sum, in millionths of a US dollar.
-        name: the name that messages use for it, such as "--budget" or "budget.month".
+        name: the name that messages use for it, such as "the budget given".
     """
 
     scope: Scope
@@ -312,8 +312,9 @@ def _refusal(connection: Connection, entry: Entry, budget: Budget) -> BudgetErro
         f"{entry.environment} does not fit {budget.name}: {dollars(spent)} spent + {dollars(held)} reserved + "
         f"{dollars(entry.reserved_micro_usd)} for this launch at most = {dollars(total)}, "
         f"more than {dollars(budget.micro_usd)}.",
-        hint="Give it a shorter --ttl or a smaller machine, wait until others have ended, or raise the budget. "
+        hint="Give it a shorter time to live or a smaller machine, wait until others have ended, or raise the budget. "
         "`provisioner costs` shows all reservations.",
+        settings=("ttl", "budget") if budget.scope == "command" else ("ttl",),
         may_fit_later=spent + entry.reserved_micro_usd <= budget.micro_usd,
     )
 
@@ -381,7 +382,7 @@ class Spending(Record):
         """Returns all budgets that a launch at this time must fit."""
         month = launched_at.strftime("%Y-%m")
         sums = [
-            ("command", self.command, self.budget, "--budget"),
+            ("command", self.command, self.budget, "the budget given"),
             ("project", self.project, self.projects.get(self.project), f"the budget of the project {self.project}"),
             ("month", month, self.month, f"the budget of {month}"),
         ]

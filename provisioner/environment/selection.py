@@ -116,5 +116,5 @@ def destroy_damaged(session: Session, identity: str) -> None:
     if not entries:
         session.progress.note(
             f"The ledger knows no launch of {identity}. If it ran elsewhere than in {session.cloud.name}, "
-            "`provisioner sweep` with its --cloud finds its machines."
+            "`provisioner sweep --cloud CLOUD` finds its machines."
         )

@@ -321,7 +321,7 @@ def variable_findings(source: FamilySource, variables: Mapping[str, str] | None)
             "error", "missing-variable", source.file, line,
             f"The following required environment variables are not set: {', '.join(missing[:_SHOWN])}.",
             "No task of the family can start without them.",
-            "Add them as NAME=value lines to the file that you give with --env-file.",
+            "Add them as NAME=value lines to the env file.",
         )  # fmt: skip
     if empty := [name for name in required if variables.get(name) == ""]:
         yield Finding(
@@ -359,7 +359,7 @@ _PATTERNS = {
 }
 _WHY = "The family's files are copied into the image, where root of the primary machine can read them."
 _FIX = (
-    "Remove the secret from the file, pass it with --env-file, and list its variable in "
+    "Remove the secret from the file, pass it in the env file, and list its variable in "
     "required_environment_variables. If the task needs the file, write it in start(), from os.environ."
 )
 

@@ -154,7 +154,7 @@ def test_without_capacity_all_places_are_tried_and_named(
     records = [environment(session, aux=False, stack="many", types=("t3.small",)) for _ in range(2)]
     with pytest.raises(CapacityError, match="nothing else to try") as caught:
         create_machines(session, records)
-    assert "--region" in (caught.value.hint or "")
+    assert "region" in caught.value.settings
     # All are named at once: none of the others waits for another apply.
     assert caught.value.environments == {record.id for record in records}
     zones = {zone_of(account, request) for request in api.requests if request["Action"] == "RunInstances"}

@@ -78,7 +78,9 @@ class Api:
         except ProfileNotFound as error:
             raise UsageError(str(error), hint="`aws configure list-profiles` shows them.") from error
         if not self._session.region_name:
-            raise UsageError("No AWS region is set.", hint="Give --region (in a suite: regions), or set AWS_REGION.")
+            raise UsageError(
+                "No AWS region is set.", hint="Give one (in a suite: regions), or set AWS_REGION.", settings=("region",)
+            )
         self._making = threading.Lock()
         self.profile = profile or ""
         self.region: str = self._session.region_name

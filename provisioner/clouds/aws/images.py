@@ -103,7 +103,9 @@ def vendor_ami(api: Api, region: str, base: BaseImage) -> VendorAmi:
         answer = api.client("ec2", region).describe_images(Owners=[owner], Filters=filters, IncludeDeprecated=True)
     if not answer["Images"]:
         raise ImageBuildError(
-            f"{region} has no AMI of {base.distribution} for {base.architecture}.", hint="Use another --region."
+            f"{region} has no AMI of {base.distribution} for {base.architecture}.",
+            hint="Use another region.",
+            settings=("region",),
         )
     newest = max(answer["Images"], key=lambda image: str(image["CreationDate"]))
     devices = {device["DeviceName"]: device.get("Ebs", {}) for device in newest["BlockDeviceMappings"]}

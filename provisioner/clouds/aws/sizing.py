@@ -82,7 +82,8 @@ class AwsSizing:
                 raise UnavailableError(
                     f"The machines need {need} vCPUs of {group} instances, and the account's quota in "
                     f"{self.account.region} is {max(known)}.",
-                    hint=f"{QUOTA_HINT} Or use another --region.",
+                    hint=f"{QUOTA_HINT} Or use another region.",
+                    settings=("region",),
                 )
 
     def room(self, sizes: Mapping[Role, MachineSize]) -> str:

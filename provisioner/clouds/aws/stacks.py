@@ -148,8 +148,9 @@ class AwsStacks:
             raise HostError(
                 f"The network in {region} was created by another controller, and lets in only "
                 f"{', '.join(sorted(known))}.",
-                hint="Share its Terraform state (--state s3://bucket/prefix), or let that controller add "
-                f"{', '.join(sorted(account.controllers))} to its controller_cidrs.",
+                hint=f"Let that controller add {', '.join(sorted(account.controllers))} to its controller_cidrs, or "
+                "share its Terraform state in S3.",
+                settings=("state",),
             )
         controllers = self._controllers(region, network)
         self.networks.forget(region)  # it is about to change

@@ -25,7 +25,7 @@ SCARCITY = Scarcity(
     each_controller=True,
 )
 MEMINFO = Path("/proc/meminfo")
-_ELSEWHERE = "Use --cloud aws."
+_ELSEWHERE = "Use the cloud aws."
 
 
 def choose_machines(resources: Resources, aux: VMSpec | None) -> dict[Role, MachineSize]:
@@ -112,24 +112,31 @@ def check_machine_fits(
     """
     machine = "aux VM" if spec else "primary machine"
     if gpu or (spec and spec.gpu_spec):
-        raise UnavailableError(f"The {machine} asks for a GPU, which local machines do not have.", hint=_ELSEWHERE)
+        raise UnavailableError(
+            f"The {machine} asks for a GPU, which local machines do not have.", hint=_ELSEWHERE, settings=("cloud",)
+        )
     if spec and spec.base_image_type == "ubuntu-20.04-cuda":
-        raise UnavailableError("The aux VM asks for ubuntu-20.04-cuda, which exists only on AWS.", hint=_ELSEWHERE)
+        raise UnavailableError(
+            "The aux VM asks for ubuntu-20.04-cuda, which exists only on AWS.", hint=_ELSEWHERE, settings=("cloud",)
+        )
     if spec and spec.cpu_architecture not in (None, host_architecture):
         raise UnavailableError(
             f"The aux VM asks for an {spec.cpu_architecture} CPU, and this host's is {host_architecture}.",
             hint=_ELSEWHERE,
+            settings=("cloud",),
         )
     if size.memory_gib > host_memory_gib:
         raise UnavailableError(
             f"The {machine} asks for {size.memory_gib:g} GiB of memory, and this host has {host_memory_gib:.1f} GiB.",
             hint=f"{_ELSEWHERE} Or ask for less in {'ram_gib_range' if spec else 'memory_gb of the manifest'}.",
+            settings=("cloud",),
         )
     maximum_cpus = CPU_OVERCOMMIT * (host_cpus or os.cpu_count() or 1)
     if size.cpus > maximum_cpus:
         raise UnavailableError(
             f"The {machine} asks for {size.cpus} vCPUs, and this host can provide at most {maximum_cpus}.",
             hint=f"{_ELSEWHERE} Or ask for less in {'cpu_count_range' if spec else 'cpus of the manifest'}.",
+            settings=("cloud",),
         )
 
 
@@ -144,6 +151,7 @@ def check_machines_fit_together(sizes: Iterable[MachineSize], *, host_memory_gib
         raise UnavailableError(
             f"The machines ask for {memory_gib:g} GiB of memory together, and this host has {host_memory_gib:.1f} GiB.",
             hint=f"{_ELSEWHERE} Or ask for less in memory_gb of the manifest or in ram_gib_range.",
+            settings=("cloud",),
         )
 
 
@@ -165,4 +173,5 @@ def check_disks_fit(sizes: Collection[MachineSize], *, overcommit: float, host_d
             f"empty, this host's disk has no more than {host_disk_gib:.1f} GiB for machines.",
             hint=f"{_ELSEWHERE} Or ask for less in storage_gb of the manifest, or raise disk_overcommit in the "
             f"configuration file, which is {overcommit:g}.",
+            settings=("cloud",),
         )

@@ -32,7 +32,7 @@ def test_an_unknown_cloud_is_refused_with_those_that_are_known(tmp_path: Path) -
     ids=["region", "profile", "spot", "state"],
 )
 def test_a_cloud_without_places_takes_none(where: Where, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="are for --cloud aws"):
+    with pytest.raises(UsageError, match="are for the cloud aws"):
         open_cloud(Home(tmp_path), Settings(), where)
 
 

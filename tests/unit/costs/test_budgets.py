@@ -17,7 +17,7 @@ AT = datetime(2026, 2, 28, 23, 59, tzinfo=UTC)
     ("spending", "limits"),
     [
         ({}, []),
-        ({"budget": 2}, [("command", "c", 2_000_000, "--budget")]),
+        ({"budget": 2}, [("command", "c", 2_000_000, "the budget given")]),
         ({"month": "0.0000001"}, [("month", "2026-02", 1, "the budget of 2026-02")]),
         ({"projects": {"other": 1}}, []),
         ({"projects": {"p": 0}}, [("project", "p", 0, "the budget of the project p")]),

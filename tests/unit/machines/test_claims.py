@@ -40,7 +40,7 @@ def test_the_worst_case_is_reserved_under_project_and_batch(session: Session, cl
 def test_a_launch_beyond_the_budget_leaves_no_lease_or_entry(session: Session, cloud: FakeCloud) -> None:
     cloud.usd = Decimal(3)
     session = replace(session, spending=Spending(budget=Decimal("6.99")))
-    with pytest.raises(BudgetError, match="does not fit --budget"):
+    with pytest.raises(BudgetError, match="does not fit the budget given"):
         claims.reserve(session, environment())
     assert session.ledger.entries() == []
     assert not session.environments.lease("env").exists()

@@ -181,7 +181,8 @@ def _unavailable(need: Need, what: str, types: Sequence[InstanceType], *, is_shi
     gpus = f" Its GPUs here are {models}." if need.gpu and models else ""
     return UnavailableError(
         f"{asks}: EC2 sells no such instance type here.{gpus}",
-        hint="Ask for other sizes in the manifest or an aux VM's spec, or use another --region.",
+        hint="Ask for other sizes in the manifest or an aux VM's spec, or use another region.",
+        settings=("region",),
     )
 
 

@@ -57,12 +57,12 @@ FREE_PLAN = "not eligible for Free Tier"
 ACCOUNT_PROBLEMS: dict[str, tuple[str, str]] = {
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": (
         "The account has no role for spot instances.",
-        "Have an administrator run `provisioner aws setup` once, or leave --spot out.",
+        "Have an administrator run `provisioner aws setup` once, or do without spot instances.",
     ),
     "PendingVerification": (
         "AWS still verifies the account's use of this region.",
         "As a rule it takes some minutes, and at most four hours; AWS then writes to the account's owner. Try again "
-        "then, or use another --region.",
+        "then, or use another region.",
     ),
     "OptInRequired": (
         "The account is not signed up for EC2.",
@@ -190,7 +190,8 @@ class AwsPlacement:
         if following is None:
             raise CapacityError(
                 f"{environment.id} could not be created: {reason}, and there is nothing else to try.",
-                hint="Allow another --region, widen the spec's ranges, or ask AWS for a larger quota.",
+                hint="Allow another region, widen the spec's ranges, or ask AWS for a larger quota.",
+                settings=("region",),
                 details=error.details,
             )
         where = f"{_types(following, environment)} in {following['zone']} ({following['market']})"

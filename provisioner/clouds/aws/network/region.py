@@ -254,7 +254,9 @@ def zones_of(api: Api, region: str) -> list[str]:
         zones = api.client("ec2", region).describe_availability_zones(Filters=filters)["AvailabilityZones"]
     names = sorted(zone["ZoneName"] for zone in zones)[:ZONES]
     if len(names) < 2:
-        raise InfrastructureError(f"{region} has fewer than two availability zones.", hint="Use another --region.")
+        raise InfrastructureError(
+            f"{region} has fewer than two availability zones.", hint="Use another region.", settings=("region",)
+        )
     return names
 
 

@@ -285,7 +285,7 @@ def test_tasks_come_from_the_image(provisioner: CommandLine, family_image: str) 
         ("smal", ["has no task 'smal'", "'small'", "'smart'"]),
         ("", ["a task's name must not be empty"]),
         ("$(id)", ["has no task '$(id)'"]),
-        ("smart", ["not set: TOKEN_A, TOKEN_B", "--env-file FILE"]),
+        ("smart", ["not set: TOKEN_A, TOKEN_B", "Options: --env-file"]),
     ],
 )
 def test_a_task_that_cannot_start_is_refused_first(

@@ -48,7 +48,7 @@ def test_the_command_prints_it(provisioner: CommandLine) -> None:
 def test_places_of_aws_are_none_of_the_local_clouds(provisioner: CommandLine) -> None:
     for arguments in (("--region", "eu-west-1"), ("--spot",), ("--profile", "me"), ("--state", "s3://bucket/x")):
         refused = provisioner("doctor", *arguments)
-        assert (refused.code, "--cloud aws" in refused.stderr) == (2, True)
+        assert (refused.code, "the cloud aws" in refused.stderr) == (2, True)
     for arguments in (("--region", "${file}"), ("--state", "bucket"), ("--profile", "${x}")):
         assert provisioner("doctor", "--cloud", "aws", *arguments).code == 2
 

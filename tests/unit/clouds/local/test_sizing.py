@@ -33,7 +33,7 @@ def test_what_the_host_cannot_give_is_refused_with_a_way_out(size: MachineSize, 
     with pytest.raises(UnavailableError) as caught:
         check_machine_fits(size, host_memory_gib=8, host_cpus=2)
     assert caught.value.hint is not None
-    assert "--cloud aws" in caught.value.hint
+    assert "the cloud aws" in caught.value.hint
     assert says in caught.value.hint
 
 

@@ -88,7 +88,11 @@ def test_capacity_and_quota_are_told_from_other_failures(said: str, level: Level
             "no role for spot instances",
             "aws setup",
         ),
-        ("api error PendingVerification: Your request for accessing resources in this region", "verifies", "--region"),
+        (
+            "api error PendingVerification: Your request for accessing resources in this region",
+            "verifies",
+            "another region",
+        ),
         ("api error OptInRequired: You are not subscribed to this service.", "not signed up", "console"),
         ("api error Blocked: This account is currently blocked", "blocked", "Support"),
         ("api error AuthFailure: AWS was not able to validate the provided access credentials", "", ""),
