@@ -13,6 +13,8 @@ from pydantic_core import ErrorDetails
 
 MAXIMUM_LINES = 20
 _SHOWN_CHARACTERS = 80
+# The keys and indexes that lead to a value.
+Location = tuple[int | str, ...]
 
 # Our words for pydantic's error types. Other types keep pydantic's words.
 _WORDS = {
@@ -51,20 +53,28 @@ def shown(value: object) -> str:
     return f"a mapping of {len(value)}" if isinstance(value, dict) else type(value).__name__
 
 
+def dotted(location: Location) -> str:
+    """Formats a path: each key bare if it is plain, otherwise quoted, since keys are untrusted too."""
+    return ".".join(map(_part, location)) or "the document"
+
+
 def lines_of(
-    error: ValidationError, known: Callable[[tuple[int | str, ...]], Iterable[str]] = lambda _: ()
+    error: ValidationError,
+    known: Callable[[Location], Iterable[str]] = lambda _: (),
+    place: Callable[[Location], str] = dotted,
 ) -> list[str]:
     """Returns pydantic's findings as lines of the form `dotted.path: problem`.
 
     Args:
         error: pydantic's error.
         known: returns the keys allowed at a path; a similar one is suggested for an unknown key.
+        place: formats a path.
     """
     lines = []
     for finding in error.errors(include_url=False):
         if finding["type"] == "too_short" and len(finding["input"]) >= finding["ctx"]["min_length"]:
             continue  # long enough: pydantic left invalid items out of the count
-        line = _line(finding)
+        line = f"{place(finding['loc'])}: {_problem(finding)}"
         if finding["type"] == "extra_forbidden":
             key, keys = str(finding["loc"][-1])[:_SHOWN_CHARACTERS], list(known(finding["loc"]))
             alike = get_close_matches(key, keys, n=1) or [candidate for candidate in keys if candidate.startswith(key)]
@@ -80,21 +90,19 @@ def listed(lines: Iterable[str]) -> str:
     return "".join(f"\n  - {line}" for line in items[:MAXIMUM_LINES] + more)
 
 
-def _line(finding: ErrorDetails) -> str:
-    where = ".".join(_part(part) for part in finding["loc"]) or "the document"
+def _problem(finding: ErrorDetails) -> str:
     kind = finding["type"]
     if kind == "value_error":
-        return f"{where}: {finding['ctx']['error']}"
+        return str(finding["ctx"]["error"])
     if kind == "too_short":
-        return f"{where}: must have at least {finding['ctx']['min_length']}"
+        return f"must have at least {finding['ctx']['min_length']}"
     words = _WORDS.get(kind) or finding["msg"].replace("Input should ", "must ", 1)
     if kind in ("missing", "extra_forbidden"):
-        return f"{where}: {words}"
-    return f"{where}: {words}, not {shown(finding['input'])}"
+        return words
+    return f"{words}, not {shown(finding['input'])}"
 
 
 def _part(part: int | str) -> str:
-    """Formats a key of the path: bare if it is plain, otherwise quoted, since keys are untrusted too."""
     text = str(part)
     plain = text.replace("_", "a").replace("-", "a").isalnum() and len(text) <= _SHOWN_CHARACTERS
     return text if plain else shown(text)

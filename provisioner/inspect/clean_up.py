@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 import click
@@ -14,7 +14,8 @@ from provisioner.environment import lifecycle, snapshots
 from provisioner.environment.selection import Selection, launches, select_for_destroy
 from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
 from provisioner.inspect.configuration import Configuration
-from provisioner.inspect.origin import BATCH_PREFIX, Origin
+from provisioner.inspect.evals import BATCH_PREFIX, Origin
+from provisioner.inspect.failures import hint_of
 from provisioner.inspect.sample import Ending, SampleMachines, open_session
 from provisioner.models import Environment
 from provisioner.printable import printable
@@ -22,6 +23,11 @@ from provisioner.session import Session
 from provisioner.store.locks import is_locked
 from provisioner.store.snapshots import SnapshotStore
 
+STILL_THERE = (
+    "Its machines may still run and cost money until their time to live ends. "
+    "Once you have fixed the problem above, run:",
+    "    inspect sandbox cleanup provisioner",
+)
 # The samples of this process whose machines are up, by the environment's id.
 MACHINES: dict[str, SampleMachines] = {}
 
@@ -80,7 +86,7 @@ class CleanUpError(click.ClickException):
     @classmethod
     def of(cls, error: ProvisionerError) -> CleanUpError:
         """Returns what to show of one error."""
-        return cls([error.message, *([error.hint] if error.hint else [])], error.exit_code)
+        return cls(filter(None, (error.message, hint_of(error))), error.exit_code)
 
 
 def destroy_abandoned(identity: str | None) -> None:
@@ -95,81 +101,55 @@ def destroy_abandoned(identity: str | None) -> None:
     """
     session = open_session(Configuration(), Origin("cleanup"))
     selected = _selected(session, identity)
-    failures: dict[str, ProvisionerError] = {name: _damaged(name) for name in selected.damaged}
+    failures: dict[str, ProvisionerError] = {
+        name: InfrastructureError(
+            "Its record cannot be read.", hint=f"To destroy it all the same: provisioner destroy {name}"
+        )
+        for name in selected.damaged
+    }
     for environment in selected.live:
         try:
-            _destroy_there(session, environment)
-        except ProvisionerError as error:
-            failures[environment.id] = error
+            cloud = open_cloud(session.home, load_settings(), Where.of(environment.cloud, environment.placement))
+            lifecycle.destroy(replace(session, cloud=cloud), environment)
         except Exception as error:
-            failures[environment.id] = InfrastructureError(f"Unexpected {describe(error)}")
+            unexpected = InfrastructureError(f"Unexpected {describe(error)}")
+            failures[environment.id] = error if isinstance(error, ProvisionerError) else unexpected
         else:
             print(f"{environment.id} destroyed")
     for name in selected.gone:
         print(f"{name} is already gone")
     if failures:
-        raise CleanUpError(_lines(failures), next(error.exit_code for error in failures.values()))
+        lines = [f"{name} is NOT destroyed: {each.message} {hint_of(each)}".rstrip() for name, each in failures.items()]
+        raise CleanUpError([*lines, *STILL_THERE], next(error.exit_code for error in failures.values()))
     for name in snapshots.remove_abandoned(session):
         print(f"snapshot {name} removed")
     if identity is None:
-        _remove_unfinished_snapshots(session)
+        with best_effort(session.progress, "Removing unfinished snapshots"):  # of killed processes
+            for name in SnapshotStore(session.home).remove_unfinished():
+                print(f"unfinished snapshot {name} removed")
         print("No other machines of ended evals are left on this controller.")
 
 
-def _remove_unfinished_snapshots(session: Session) -> None:
-    """Removes what killed processes, of evals or others, have left of snapshots, and prints which."""
-    with best_effort(session.progress, "Removing unfinished snapshots"):
-        for name in SnapshotStore(session.home).remove_unfinished():
-            print(f"unfinished snapshot {name} removed")
-
-
-def _lines(failures: dict[str, ProvisionerError]) -> Iterator[str]:
-    for name, error in failures.items():
-        yield f"{name} is NOT destroyed: {error.message} {error.hint or ''}".rstrip()
-    yield (
-        "Its machines may still run and cost money until their time to live ends. "
-        "Once you have fixed the problem above, run:"
-    )
-    yield "    inspect sandbox cleanup provisioner"
-
-
-def _damaged(name: str) -> ProvisionerError:
-    return InfrastructureError(
-        "Its record cannot be read.", hint=f"To destroy it all the same: provisioner destroy {name}"
-    )
-
-
-def _destroy_there(session: Session, environment: Environment) -> None:
-    cloud = open_cloud(session.home, load_settings(), Where.of(environment.cloud, environment.placement))
-    lifecycle.destroy(replace(session, cloud=cloud), environment)
-
-
 def _selected(session: Session, identity: str | None) -> Selection:
+    def is_in_use(name: str) -> bool:
+        return is_locked(session.environments.lease(name))
+
+    def is_ours(environment: Environment) -> bool:
+        return environment.batch.startswith(BATCH_PREFIX)
+
     if identity is None:
-        damaged = [name for name in session.environments.unreadable() if _may_be_ours(session, name)]
-        live = [
-            environment
-            for environment in session.environments.readable()
-            if environment.batch.startswith(BATCH_PREFIX) and not _is_in_use(session, environment.id)
-        ]
-        return Selection(live=live, damaged=damaged)
+        live = [each for each in session.environments.readable() if is_ours(each) and not is_in_use(each.id)]
+        damaged = [name for name in session.environments.unreadable() if not is_in_use(name)]
+        batches = {name: [entry.batch for entry in launches(session, name)] for name in damaged}
+        # An environment whose record cannot be read may be of an eval, by the ledger.
+        ours = [name for name, of in batches.items() if not of or any(batch.startswith(BATCH_PREFIX) for batch in of)]
+        return Selection(live=live, damaged=ours)
     selection = select_for_destroy(session, [identity], everything=False)
     for environment in selection.live:
-        if not environment.batch.startswith(BATCH_PREFIX):
+        if not is_ours(environment):
             raise UsageError(
                 f"{environment.id} is not of an Inspect eval.", hint=f"provisioner destroy {environment.id}"
             )
-        if _is_in_use(session, environment.id):
+        if is_in_use(environment.id):
             raise UsageError(f"A running eval uses {environment.id}.")
     return selection
-
-
-def _may_be_ours(session: Session, name: str) -> bool:
-    """Returns whether an environment whose record cannot be read may be of an eval, by the ledger."""
-    batches = [entry.batch for entry in launches(session, name)]
-    ours = not batches or any(batch.startswith(BATCH_PREFIX) for batch in batches)
-    return ours and not _is_in_use(session, name)
-
-
-def _is_in_use(session: Session, name: str) -> bool:
-    return is_locked(session.environments.lease(name))

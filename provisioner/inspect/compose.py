@@ -289,19 +289,6 @@ class ComposeFile:
         return {word.removeprefix(METADATA) for word in words if word.startswith(METADATA)}
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """A compose file with all variables in their places.
-
-    Args:
-        document: the canonical form of the file: https://docs.docker.com/reference/compose-file.
-        unset: the variables that are not set, and stand for nothing.
-    """
-
-    document: dict[str, Any]
-    unset: tuple[str, ...] = ()
-
-
 def is_compose(path: str) -> bool:
     """Returns whether a file is a compose file or a Dockerfile by its name, as Inspect's docker sandbox decides."""
     return is_compose_yaml(path) or is_dockerfile(path)
@@ -446,18 +433,22 @@ def _services(document: object) -> dict[str, Any]:
     )
 
 
-def resolve(file: ComposeFile, metadata: Mapping[str, str]) -> Resolved:
+def resolve(file: ComposeFile, metadata: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Has Compose put variables, files and short forms in their places: of `.env`, this process and the sample.
 
     Args:
         metadata: the sample's, by the names that references have.
+
+    Returns:
+        the canonical form of the file (https://docs.docker.com/reference/compose-file), and the names of the variables
+        that are not set, and stand for nothing.
 
     Raises:
         UsageError: Compose finds it wrong, or metadata are missing.
         HostError: there is no Compose.
     """
     if not file.texts:
-        return Resolved(dict(file.document))
+        return dict(file.document), ()
     words = {*file.texts.words, "HOME"}
     given = {METADATA + name: encodable(value) for name, value in metadata.items() if METADATA + name in words}
     variables = {name: value for name, value in os.environ.items() if name in words and not name.startswith(METADATA)}
@@ -477,7 +468,7 @@ def resolve(file: ComposeFile, metadata: Mapping[str, str]) -> Resolved:
     unset = tuple(dict.fromkeys(_UNSET.findall(said)))
     if missing := [name.removeprefix(METADATA).lower() for name in unset if name.startswith(METADATA)]:
         raise UsageError(f"{file.where} needs the sample's metadata {missing[0]!r}, which it lacks.")
-    return Resolved(document, unset)
+    return document, unset
 
 
 @lru_cache(maxsize=64)

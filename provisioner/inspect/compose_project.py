@@ -7,6 +7,7 @@ that are built before there is a sample, and files of this computer.
 from __future__ import annotations
 
 import contextlib
+import graphlib
 import ipaddress
 import json
 import math
@@ -19,7 +20,6 @@ from typing import Any
 
 from provisioner.errors import UsageError
 from provisioner.family.files import MAXIMUM_TOTAL_BYTES
-from provisioner.inspect.build_order import bases, ordered
 from provisioner.inspect.compose import MAXIMUM_BYTES, PROJECT, ComposeFile, resolve
 from provisioner.validation import listed, shown
 
@@ -31,25 +31,16 @@ DIRECTORY = "/opt/sandbox"
 _TOP = frozenset({"configs", "name", "networks", "secrets", "services", "version", "volumes"})
 _SERVICE = frozenset(
     {
-        *(
-            "annotations",
-            "attach",
-            "blkio_config",
-            "build",
-            "cap_add",
-            "cap_drop",
-            "cgroup",
-            "cgroup_parent",
-            "command",
-        ),
-        *("configs", "cpu_count", "cpu_percent", "cpu_period", "cpu_quota", "cpu_rt_period", "cpu_rt_runtime"),
-        *("cpu_shares", "cpus", "cpuset", "depends_on", "deploy", "device_cgroup_rules", "devices", "dns", "dns_opt"),
-        *("dns_search", "domainname", "entrypoint", "environment", "expose", "extra_hosts", "group_add", "healthcheck"),
-        *("hostname", "image", "init", "ipc", "labels", "links", "logging", "mac_address", "mem_limit"),
-        *("mem_reservation", "mem_swappiness", "memswap_limit", "network_mode", "networks", "oom_kill_disable"),
-        *("oom_score_adj", "pid", "pids_limit", "platform", "ports", "privileged", "read_only", "restart", "runtime"),
-        *("scale", "secrets", "security_opt", "shm_size", "stdin_open", "stop_grace_period", "stop_signal", "sysctls"),
-        *("tmpfs", "tty", "ulimits", "user", "userns_mode", "uts", "volumes", "volumes_from", "working_dir"),
+        *("annotations", "attach", "blkio_config", "build", "cap_add", "cap_drop", "cgroup", "cgroup_parent"),
+        *("command", "configs", "cpu_count", "cpu_percent", "cpu_period", "cpu_quota", "cpu_rt_period"),
+        *("cpu_rt_runtime", "cpu_shares", "cpus", "cpuset", "depends_on", "deploy", "device_cgroup_rules", "devices"),
+        *("dns", "dns_opt", "dns_search", "domainname", "entrypoint", "environment", "expose", "extra_hosts"),
+        *("group_add", "healthcheck", "hostname", "image", "init", "ipc", "labels", "links", "logging", "mac_address"),
+        *("mem_limit", "mem_reservation", "mem_swappiness", "memswap_limit", "network_mode", "networks"),
+        *("oom_kill_disable", "oom_score_adj", "pid", "pids_limit", "platform", "ports", "privileged", "read_only"),
+        *("restart", "runtime", "scale", "secrets", "security_opt", "shm_size", "stdin_open", "stop_grace_period"),
+        *("stop_signal", "sysctls", "tmpfs", "tty", "ulimits", "user", "userns_mode", "uts", "volumes"),
+        *("volumes_from", "working_dir"),
     }
 )
 _SPENT = frozenset({"develop", "env_file", "label_file", "profiles", "pull_policy"})
@@ -132,9 +123,8 @@ def translated(file: ComposeFile, metadata: Mapping[str, str], *, has_internet: 
         UsageError: it is not valid, or says what cannot be carried over; the message has one line per key.
         HostError: there is no Compose to read it.
     """
-    resolved = resolve(file, metadata)
     translation = _Translation(file, has_internet)
-    project = translation.project(resolved.document, resolved.unset)
+    project = translation.project(*resolve(file, metadata))
     if translation.problems:
         raise UsageError(f"{file.where} cannot be carried over to a machine:{listed(translation.problems)}")
     return project
@@ -190,11 +180,6 @@ class _Translation:
             if "build" in service:
                 builds[name], needs[name] = self._build(name, service["build"], used)
         runs = {name: self._run(name, service, used[name]) for name, service in services.items()}
-        order: list[str] = []
-        try:
-            order = ordered(used, needs)
-        except UsageError as error:
-            self._refuse("services", error.message)
         built = {used[name] for name in builds}
         marked = [name for name in services if (written.get(name) or {}).get("x-default")]
         first = [*marked[-1:], *(["default"] if not marked and "default" in services else [])]
@@ -202,7 +187,7 @@ class _Translation:
         memory_gib = sum(self._memory_gib(name, each) for name, each in services.items())
         return Project(
             services=tuple(dict.fromkeys([*first, *services])),
-            build=_json({"name": PROJECT, "services": {name: builds[name] for name in order}}),
+            build=_json({"name": PROJECT, "services": {name: builds[name] for name in self._order(used, needs)}}),
             run=_json({"name": PROJECT, "services": runs, **{key: each for key, each in kept.items() if each}}),
             images=tuple(dict.fromkeys(image for image in used.values() if image not in built)),
             local=frozenset(local),
@@ -214,6 +199,24 @@ class _Translation:
             online=tuple(name for name, each in services.items() if _is_online(each, kept["networks"])),
             notes=tuple(_notes(services, document.get("networks", {}), unset)),
         )
+
+    def _order(self, images: Mapping[str, str], needs: Mapping[str, set[str]]) -> list[str]:
+        """Returns the services' names in the order of their builds: each after the images that it is made from.
+
+        Args:
+            images: from the services' names to those of their images.
+            needs: from the names of the services that are built to what may be images of other services.
+        """
+        made = {full_name(images[name]): name for name in needs}
+        others = {
+            name: {made[image] for image in map(full_name, each) if made.get(image, name) != name}
+            for name, each in needs.items()
+        }
+        try:
+            return list(graphlib.TopologicalSorter(others).static_order())
+        except graphlib.CycleError as error:
+            self._refuse("services", f"their images are made from each other: {' from '.join(error.args[1])}")
+            return []
 
     def _refuse(self, where: str, why: str) -> None:
         self.problems.append(f"{where}: {why}")
@@ -543,3 +546,56 @@ def _escaped(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_escaped(each) for each in value]
     return {key: _escaped(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+_INSTRUCTION = re.compile(r"\s*(ARG|FROM|COPY|ADD|RUN)\s+(.*)", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^${}]*))?\})")
+_SOURCE = re.compile(r"(?:--|,|\s)from=([^\s,]+)")
+
+
+def short_name(image: str) -> str:
+    """Returns an image's name without what the Docker Hub's may leave out."""
+    return re.sub(r"^(docker\.io/)?(library/)?", "", image)
+
+
+def full_name(image: str) -> str:
+    """Returns an image's name with its tag, and without what the Docker Hub's may leave out."""
+    name = short_name(image)
+    return name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def bases(dockerfile: str, args: Mapping[str, str], contexts: Mapping[str, str], target: str = "") -> set[str]:
+    """Returns the images that a Dockerfile's target is made from, as far as it tells before it is built.
+
+    Args:
+        args: build arguments.
+        contexts: from the names of further contexts to images or directories.
+        target: the stage that is built, by its name or number; by default the last.
+    """
+    known: dict[str, str] = {}
+    # What each stage is made from, by its name and its number: it refers to earlier stages only.
+    stages: dict[str, set[str]] = {}
+    images: set[str] = set()
+    count = 0
+    text = "\n".join(line for line in dockerfile.splitlines() if not line.lstrip().startswith("#"))
+    lines = re.sub(r"[\\`]\s*\n", " ", text).splitlines()
+    for match in filter(None, map(_INSTRUCTION.match, lines)):
+        kind, rest = match[1].upper(), match[2]
+        if kind == "ARG" and not count:
+            name, _, default = rest.partition("=")
+            known[name.strip()] = args.get(name.strip(), default.strip().strip("\"'"))
+            continue
+        words = [word for word in _replaced(rest, known).split() if not word.startswith("--")]
+        if kind == "FROM":
+            images = set()
+        for source in words[:1] if kind == "FROM" else _SOURCE.findall(_replaced(rest, known)):
+            images |= stages.get(source.lower(), {source})
+        if kind == "FROM":  # a stage may have the name of the image that it is made from
+            stages.update(dict.fromkeys([str(count), *(word.lower() for word in words[2:])], images))
+            count += 1
+    reached = stages.get(target.lower(), images)
+    return {contexts.get(image, image).removeprefix("docker-image://") for image in reached}
+
+
+def _replaced(text: str, args: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda match: args.get(match[1] or match[2]) or match[3] or "", text)

@@ -40,17 +40,20 @@ def of_beginning(machines: SampleMachines) -> Facts:
     }
 
 
-def of_failure(machines: SampleMachines, error: str) -> Facts:
-    """Returns what is known of machines that did not come up.
+def of_failure(machines: SampleMachines, what: str, error: str) -> Facts:
+    """Returns what is known of machines that did not come up, or that may still be there.
 
     Args:
+        what: what has failed, as a key.
         error: why, without secrets.
     """
     begun = machines.begun
-    facts: Facts = {"did_not_come_up": error}
+    facts: Facts = {what: error}
     if begun is None:
         return facts
-    return {**facts, "isolation": _isolation(machines.session, begun.id), **_end(machines.session, begun.id)}
+    with contextlib.suppress(Exception):
+        facts["isolation"] = _isolation(machines.session, begun.id)
+    return {**facts, **_end(machines.session, begun.id)}
 
 
 def of_end(machines: SampleMachines, ending: Ending) -> Facts:
@@ -59,16 +62,6 @@ def of_end(machines: SampleMachines, ending: Ending) -> Facts:
     memory = machines.memory
     seen: Facts = {"memory": [sentence.words for sentence in memory.sentences], "restarts": {**memory.restarts}}
     return {**_end(machines.session, ending.environment), "phases": phases, **seen}
-
-
-def of_failed_destruction(machines: SampleMachines, error: str) -> Facts:
-    """Returns what is known of machines that may still be there.
-
-    Args:
-        error: why, without secrets.
-    """
-    begun = machines.begun
-    return {"was_not_destroyed": error, **(_end(machines.session, begun.id) if begun else {})}
 
 
 def _machine(environment: Environment, role: str) -> JsonValue:

@@ -5,59 +5,175 @@ The logs keep an error's text, and none of its other fields.
 
 from __future__ import annotations
 
-import re
+import contextlib
+import errno
 import secrets
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
+from inspect_ai.util import (
+    ExecResult,
+    OutputLimitExceededError,
+    SandboxEnvironmentLimits,
+    SandboxUnavailableError,
+    background,
+)
 from rich.markup import escape
 
 from provisioner.clock import now
 from provisioner.errors import (
-    ImageBuildError,
+    CommandTimeoutError,
     Interrupted,
-    MissingVariablesError,
+    MachineLostError,
     ProvisionerError,
+    Setting,
     TaskError,
 )
-from provisioner.inspect.private import PrerequisiteError
+from provisioner.inspect.evals import PrerequisiteError
 from provisioner.printable import beginning, first_and_last_lines, printable, printable_lines
 from provisioner.redaction import Redactor
+from provisioner.ssh.exchange import CANNOT_EXECUTE, BoundedBuffer, Completed
 from provisioner.store.files import write_atomically
 from provisioner.store.home import Home
 
-# Commands that a message names are the reader's to run as they are.
-_COMMAND = re.compile(r"(`provisioner [^`]*`)")
-# The first that fits counts: the longer ones stand before what they contain.
-_WORDS = (
-    ("--region, --profile, --spot and --state", "`region` and `spot`"),
-    ("--cloud aws", "`cloud: aws` (in provisioner.yaml, or -T cloud=aws)"),
-    ("--cloud", "`cloud` (in provisioner.yaml, or -T cloud=CLOUD)"),
-    ("Give --region (in a suite: regions), or set AWS_REGION", "Give `region` in provisioner.yaml, or set AWS_REGION"),
-    ("--region", "`region` (in provisioner.yaml, or set AWS_REGION)"),
-    ("--spot", "`spot` of provisioner.yaml"),
-    ("--ttl", "`ttl` (in provisioner.yaml, or -T ttl=TTL)"),
-    ("--budget", "`budget` (in provisioner.yaml, or -T budget=USD)"),
-    ("--env-file", "`env_file` (in provisioner.yaml, or -T secrets_env_path=FILE)"),
-    ("--allow", "`allow` in provisioner.yaml"),
-    ("Share its Terraform state (--state s3://bucket/prefix), or let", "Let"),
-    (
-        "a task that needs it must ask for the permission full_internet",
-        "machines that need it have `internet: full`, and a family's task the permission full_internet",
-    ),
-)
-# A longer option that begins so is another one.
-_OPTION = re.compile("|".join(rf"{re.escape(words)}(?![\w-])" for words, _ in _WORDS))
-_REPLACED = dict(_WORDS)
+
+class LossError(MachineLostError):
+    """A sample's machine is lost: this call in it fails, and so does every later one.
+
+    Args:
+        message: how it was noticed, and what the cloud says.
+        is_agents_doing: whether a task family's agent lost it. The score at the end decides then, never an error, as
+            Inspect may try a sample with an error again.
+    """
+
+    def __init__(self, message: str, *, is_agents_doing: bool) -> None:
+        super().__init__(message)
+        self.is_agents_doing = is_agents_doing
 
 
-def for_inspect(text: str) -> str:
-    """Returns a message, or a hint, that names keys and arguments in the place of options. Safe to repeat."""
-    parts = _COMMAND.split(text)
-    parts[::2] = [_OPTION.sub(lambda found: _REPLACED[found[0]], part) for part in parts[::2]]
-    return "".join(parts)
+class NotUpError(TaskError):
+    """What runs in a sample's machine is not up. The machine is not lost for that.
+
+    Attributes:
+        service: which service of a compose file it is; empty if it is none, or several.
+    """
+
+    service = ""
+
+
+def unavailable(loss: LossError, told: str = "") -> SandboxUnavailableError:
+    """Returns Inspect's error for a call in a lost machine, and ends the current sample with an error that says why.
+
+    Inspect makes a tool error of an exception that a tool raises for want of a sandbox, and the model continues. What a
+    background function of the sample raises ends the sample. The sample continues only if its agent lost the machine.
+
+    Args:
+        told: what the model is told; empty for the whole reason.
+    """
+    if not loss.is_agents_doing:
+        _end_sample(loss.message)
+    return SandboxUnavailableError(told or loss.message)
+
+
+def _end_sample(reason: str) -> None:
+    async def fail() -> NoReturn:
+        raise SandboxUnavailableError(reason)
+
+    # Inspect refuses before the first solver, while it scores, and outside of samples. No tool takes the call's own
+    # error there.
+    with contextlib.suppress(RuntimeError):
+        background(fail)
+
+
+# The machine failed, and not what a path names.
+_FAILURES = (errno.EIO, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+# What the exec server says of a device or a FIFO.
+_IRREGULAR = "It is not a regular file"
+
+
+class Output:
+    """Keeps the end of a command's output as it arrives, up to Inspect's limit when the command began.
+
+    A longer stream also has a line that says how much is missing before it. That makes it longer than the limit, so
+    Inspect raises OutputLimitExceededError.
+    """
+
+    def __init__(self) -> None:
+        limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+        self.stdout, self.stderr = (BoundedBuffer(limit, beginning_bytes=0) for _ in range(2))
+
+    def result(self, done: Completed) -> ExecResult[str]:
+        """Returns the result of a command that has ended.
+
+        Raises:
+            PermissionError: its program may not be executed.
+        """
+        stdout, stderr = (kept.value().decode(errors="replace") for kept in (self.stdout, self.stderr))
+        if done.errno is not None and done.exit_code == CANNOT_EXECUTE:
+            raise PermissionError(errno.EACCES, stderr.strip())
+        return ExecResult(success=done.exit_code == 0, returncode=done.exit_code, stdout=stdout, stderr=stderr)
+
+    def timed_out(self, seconds: float, said: str) -> TimeoutError:
+        """Returns the error for a command that did not end in time, with its output.
+
+        Args:
+            said: what there is to say of it.
+        """
+        error = TimeoutError(f"Command timed out after {seconds:g} seconds. {said}")
+        text = b"".join(part for part in (self.stdout.value(), self.stderr.value()) if part).decode(errors="replace")
+        error.truncated_output = text  # type: ignore[attr-defined]
+        return error
+
+
+@contextmanager
+def file_errors(file: str) -> Iterator[None]:
+    """Turns the failure of a read or write into what Inspect expects.
+
+    Raises:
+        TimeoutError: the file did not arrive in time.
+        FileNotFoundError, PermissionError, IsADirectoryError, OutputLimitExceededError: as file_error.
+        OSError: the machine failed.
+    """
+    try:
+        yield
+    except CommandTimeoutError as error:
+        raise TimeoutError(error.message) from error
+    except OSError as error:
+        raise file_error(error, file) from error
+
+
+def file_error(error: OSError, file: str) -> Exception:
+    """Returns what Inspect expects for a file that could not be read or written."""
+    number = error.errno or errno.EIO
+    if number == errno.EFBIG:
+        return OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
+    if number == errno.EISDIR:
+        return IsADirectoryError(errno.EISDIR, "Is a directory", file)
+    # OSError's constructor chooses the subclass: FileNotFoundError, PermissionError and others.
+    expected = OSError(number, error.strerror or "", file)
+    if isinstance(expected, FileNotFoundError | PermissionError) or number in _FAILURES:
+        return expected
+    # Of a path that a model has chosen. Its tools tell it of no other error, and Inspect would end the sample.
+    return PermissionError(number, _IRREGULAR if number == errno.EINVAL else expected.strerror, file)
+
+
+# How an eval's user gives what an error is about: the sandbox's configuration has keys, a task of ours arguments.
+_SETTINGS: dict[Setting, str] = {
+    "budget": "`budget` (-T budget=USD)",
+    "cloud": "`cloud` (-T cloud=CLOUD)",
+    "env_file": "`env_file` (-T secrets_env_path=FILE)",
+    "region": "`region` (or AWS_REGION)",
+    "ttl": "`ttl` (-T ttl=TTL)",
+}
+
+
+def hint_of(error: ProvisionerError) -> str:
+    """Returns what to do next, with the keys and arguments that it is done by."""
+    keys = ", ".join(_SETTINGS[setting] for setting in error.settings if setting in _SETTINGS)
+    return " ".join(filter(None, (error.hint, keys and f"In provisioner.yaml: {keys}.")))
 
 
 # Of a program's output or a traceback: in a sample's transcript, and where Inspect shows an error.
@@ -66,12 +182,6 @@ FIRST_SHOWN, LAST_SHOWN = 3, 12
 MOST_CHARACTERS = 16_000
 # Of the file with all of it.
 MOST_KEPT_CHARACTERS = 1 << 20
-
-
-SECRETS_HINT = (
-    "Write them as NAME=value lines into a file, and name it: -T secrets_env_path=FILE for a task of provisioner's, or "
-    "env_file in the sandbox's configuration."
-)
 
 
 class _Text(str):
@@ -109,8 +219,7 @@ def before_samples() -> Iterator[None]:
     except Interrupted:
         raise
     except ProvisionerError as error:
-        said = (error.message, error.hint)
-        raise PreparationError("\n".join(for_inspect(part) for part in said if part)) from None
+        raise PreparationError(_joined(error.message, hint_of(error))) from None
     except OSError as error:
         if not error.filename:
             raise
@@ -119,7 +228,7 @@ def before_samples() -> Iterator[None]:
 
 
 @contextmanager
-def told_in_full(redactor: Redactor | None = None) -> Iterator[None]:
+def full_message(redactor: Redactor | None = None) -> Iterator[None]:
     """Puts an error's details and hint into its text, without any secret, and raises the like of it.
 
     The text fits a screen. If the details do not, it names a file with all of it. Inspect shows a traceback of a
@@ -137,12 +246,10 @@ def told_in_full(redactor: Redactor | None = None) -> Iterator[None]:
     except Interrupted:
         raise
     except ProvisionerError as error:
-        if isinstance(error, MissingVariablesError):  # which has the command line's option
-            error.hint = SECRETS_HINT
         text = _on_a_screen(error, redactor)
         # Another object, without the traceback. Inspect's log has `message` as well as the text, and a cause's own.
         told = type(error).__new__(type(error), text)
-        told.__dict__ |= error.__dict__ | {"message": text, "details": None, "hint": None}
+        told.__dict__ |= error.__dict__ | {"message": text, "details": None, "hint": None, "settings": ()}
         raise told from None
 
 
@@ -175,10 +282,8 @@ def in_full(error: ProvisionerError, redactor: Redactor) -> str:
 
 def _parts(error: ProvisionerError, redactor: Redactor) -> tuple[str, ...]:
     """Returns an error's message, details and hint, redacted and safe for a terminal; "" for what it lacks."""
-    texts = (error.message, error.details, error.hint or "")
-    if not isinstance(error, TaskError | ImageBuildError):  # whose words are the family's
-        texts = (for_inspect(error.message), error.details, for_inspect(error.hint or ""))
-    return tuple(printable_lines(redactor.redact(text or "").strip()) for text in texts)
+    texts = (error.message, error.details or "", hint_of(error))
+    return tuple(printable_lines(redactor.redact(text).strip()) for text in texts)
 
 
 def _joined(*parts: str) -> str:

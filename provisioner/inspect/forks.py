@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, partial
+from typing import Literal
 
 import anyio
 import anyio.lowlevel
 from inspect_ai.hooks import Hooks, SampleEnd, TaskEnd, TaskStart, hooks
-from inspect_ai.util import SandboxEnvironment
 
 from provisioner.best_effort import describe
 from provisioner.clock import now
 from provisioner.costs.ledger import LatestEnds
 from provisioner.environment import snapshots
 from provisioner.errors import BudgetError, CapacityError, ProvisionerError, ShortageError, UsageError
-from provisioner.inspect.blocking import end, launch
-from provisioner.inspect.failures import for_inspect
-from provisioner.inspect.origin import Origin
+from provisioner.inspect.blocking import end, launch, look
+from provisioner.inspect.evals import Origin
 from provisioner.inspect.sample import SampleMachines
 from provisioner.session import Session
 from provisioner.ttl import TEARDOWN
@@ -35,23 +34,9 @@ from provisioner.ttl import TEARDOWN
 PAUSE_SECONDS = 5.0
 
 
-class _Launches:
-    """Counts the samples of this process that are coming up: their machines have not taken their memory yet."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    @contextlib.contextmanager
-    def one_more(self) -> Iterator[None]:
-        self.count += 1
-        try:
-            yield
-        finally:
-            self.count -= 1
-
-
-_launches = _Launches()
-_turns: anyio.lowlevel.RunVar[anyio.Lock] = anyio.lowlevel.RunVar("provisioner_turns")
+# The samples of this process that are coming up: their machines have not taken their memory yet.
+_launches: list[SampleMachines] = []
+_looking: anyio.lowlevel.RunVar[anyio.Lock] = anyio.lowlevel.RunVar("provisioner_looking")
 
 
 async def bring_up(machines: SampleMachines) -> None:
@@ -63,40 +48,34 @@ async def bring_up(machines: SampleMachines) -> None:
     told = False
     while error := await _refusal(machines):
         if not told:
-            machines.session.progress.note(f"{for_inspect(error.message)} Waiting until others have ended.")
+            machines.session.progress.note(f"{error.message} Waiting until others have ended.")
         told = True
         await anyio.sleep(PAUSE_SECONDS)
 
 
 async def _refusal(machines: SampleMachines) -> ProvisionerError | None:
     """Tries once. Returns what is short as long as others run, whose end may help."""
-    with contextlib.ExitStack() as launching:
-        async with _turn():  # two that look at once would both find the same room
-            others = await end(partial(_others, machines))
-            is_alone = not _launches.count and not _may_help(others.on_cloud)
-            if not is_alone and (shortage := await end(partial(machines.shortage, 1 + _launches.count))):
-                return ShortageError(f"The machines do not fit now: {shortage}.")
-            launching.enter_context(_launches.one_more())
-        try:
-            await launch(machines.bring_up, machines.cancelled)
-        except (BudgetError, ShortageError) as error:
-            if isinstance(error, BudgetError) and not error.may_fit_later:
-                raise
-            # If the last of the others has ended in the meantime, its part is free now.
-            looks = (others, await end(partial(_others, machines)))
-            if not any(_may_help(look.paid if isinstance(error, BudgetError) else look.on_cloud) for look in looks):
-                raise
-            return error
-    return None
-
-
-def _turn() -> anyio.Lock:
-    """Returns this event loop's lock for looking whether there is room."""
+    lock = _looking.get(anyio.Lock())
+    _looking.set(lock)
+    async with lock:  # two that look at once would both find the same room
+        others = await look(partial(_others, machines))
+        is_alone = not _launches and not _may_help(others.on_cloud)
+        if not is_alone and (shortage := await look(partial(machines.shortage, 1 + len(_launches)))):
+            return ShortageError(f"The machines do not fit now: {shortage}.")
+        _launches.append(machines)
     try:
-        return _turns.get()
-    except LookupError:
-        _turns.set(lock := anyio.Lock())
-        return lock
+        await launch(machines.bring_up, machines.cancelled)
+    except (BudgetError, ShortageError) as error:
+        if isinstance(error, BudgetError) and not error.may_fit_later:
+            raise
+        # If the last of the others has ended in the meantime, its part is free now.
+        looks = (others, await look(partial(_others, machines)))
+        if not any(_may_help(each.paid if isinstance(error, BudgetError) else each.on_cloud) for each in looks):
+            raise
+        return error
+    finally:
+        _launches.remove(machines)
+    return None
 
 
 def _others(machines: SampleMachines) -> LatestEnds:
@@ -108,13 +87,13 @@ def _may_help(last_end: datetime | None) -> bool:
     return last_end is not None and last_end > now() - TEARDOWN
 
 
-Services = dict[str, SandboxEnvironment]
+Place = Literal["alone", "first", "copy"]
 
 _log = logging.getLogger("provisioner.inspect")
 
 
 @dataclass(eq=False)
-class _Fork:
+class Fork:
     """What starts from one environment: samples of one configuration, or the epochs of one of them.
 
     Args:
@@ -135,7 +114,7 @@ class _Fork:
 
 
 # By eval, sample, and all that makes the sample's machines. Only the event loop's thread adds and removes.
-_forks: dict[tuple[str, str | int | None, str], _Fork] = {}
+_forks: dict[tuple[str, str | int | None, str], Fork] = {}
 # Of each eval that runs, how many may start from one environment, by the value of `fork`.
 _most: dict[str, dict[str, int]] = {}
 
@@ -169,38 +148,24 @@ def watch() -> None:
     hooks(name="forks", description="starts samples or epochs from one frozen environment")(ForkHooks)
 
 
-async def bring_up_sample(
-    machines: SampleMachines,
-    origin: Origin,
-    sample_id: str | int | None,
-    start: Callable[[SampleMachines], Awaitable[Services]],
-) -> Services:
-    """Brings up the machines of a sample: anew, or as a copy of the first sample that may start as it does.
+@contextlib.asynccontextmanager
+async def place_in(fork: Fork | None, machines: SampleMachines) -> AsyncIterator[Place]:
+    """Waits until a sample may come up, and returns as what: the first of its fork, a copy of that, or on its own.
 
-    Args:
-        origin: which eval it is.
-        sample_id: Inspect's id of the sample.
-        start: returns the services in machines: starts them before they are frozen, and requires that a copy has them.
-
-    Raises:
-        ProvisionerError: it failed. If it was to be frozen, the next sample comes up anew and is frozen instead.
+    If the body fails for the first, the next sample comes up anew and is frozen instead.
     """
-    fork = _fork_of(machines, origin, sample_id)
     if fork and not fork.snapshot:
         machines.session.progress.phase_started("waiting for the environment that this sample is a copy of")
         async with fork.first:
             if not fork.snapshot:
-                await bring_up(machines)
-                services = await start(machines)
-                await launch(partial(_freeze, fork, machines), machines.cancelled)
-                return services
+                yield "first"
+                return
     if fork:
         machines.snapshot = fork.snapshot
-    await bring_up(machines)
-    return await start(machines)
+    yield "copy" if fork else "alone"
 
 
-def _fork_of(machines: SampleMachines, origin: Origin, sample_id: str | int | None) -> _Fork | None:
+def fork_of(machines: SampleMachines, origin: Origin, sample_id: str | int | None) -> Fork | None:
     """Returns what the sample starts together with; None if it comes up anew and is not frozen."""
     fork = machines.configuration.fork
     if fork == "none" or _most.get(origin.eval_id, {}).get(fork) == 1:
@@ -211,16 +176,16 @@ def _fork_of(machines: SampleMachines, origin: Origin, sample_id: str | int | No
     whose = sample_id if fork == "epochs" else None
     # Of a compose file, the configuration may hold the path alone.
     key = (origin.eval_id, whose, f"{machines.configuration.model_dump_json()} {machines.project}")
-    found = _forks.setdefault(key, _Fork(origin.eval_id, whose))
+    found = _forks.setdefault(key, Fork(origin.eval_id, whose))
     return None if _is_over(found) else found  # Inspect may run an epoch again later, at its user's request
 
 
-def _is_over(fork: _Fork) -> bool:
+def _is_over(fork: Fork) -> bool:
     """Returns whether all epochs of a sample are over; False if Inspect has not said how many there are."""
     return len(fork.over) >= _most.get(fork.eval_id, {}).get("epochs", len(fork.over) + 1)
 
 
-def _freeze(fork: _Fork, machines: SampleMachines) -> None:
+def freeze(fork: Fork, machines: SampleMachines) -> None:
     """Freezes machines. Others start from them even if this sample was cancelled meanwhile.
 
     A host without room for a snapshot fails no sample: the next one comes up anew, and tries again.
@@ -233,11 +198,11 @@ def _freeze(fork: _Fork, machines: SampleMachines) -> None:
     fork.session, fork.snapshot = machines.session, name
 
 
-def _forks_of(eval_id: str) -> list[_Fork]:
+def _forks_of(eval_id: str) -> list[Fork]:
     return [fork for fork in _forks.values() if fork.eval_id == eval_id]
 
 
-async def _remove(fork: _Fork) -> None:
+async def _remove(fork: Fork) -> None:
     """Removes the snapshot, if there is one. Raises nothing: the end of the run tries again, and then a sweep."""
     if not fork.snapshot or not fork.session:
         return

@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from provisioner.clock import now
-from provisioner.clouds.registry import Where
-from provisioner.config import load_settings
+from provisioner.clouds.cloud import Cloud
+from provisioner.clouds.registry import Where, open_cloud
+from provisioner.config import Settings, load_settings
+from provisioner.costs.ledger import Spending
 from provisioner.environment import lifecycle, outcomes, planning, snapshots
 from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.environment.operations import IntermediateScore
@@ -33,15 +36,15 @@ from provisioner.family.check import refuse_mistakes
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.family.scores import ScoreResult
-from provisioner.inspect import blocking, shared
+from provisioner.inspect import blocking, services
+from provisioner.inspect.blocking import Listener, is_new
 from provisioner.inspect.compose_project import Project
 from provisioner.inspect.configuration import Configuration, operators_settings
-from provisioner.inspect.engine import engine_family, project_of
-from provisioner.inspect.listener import Listener
-from provisioner.inspect.losses import LossError, NotUpError
-from provisioner.inspect.memory import MOST_SENTENCES, SECONDS, Watch, on_console
-from provisioner.inspect.origin import Origin, time_to_live
-from provisioner.inspect.plain_family import TASK, family_of_machine
+from provisioner.inspect.evals import Origin, time_to_live
+from provisioner.inspect.failures import LossError, NotUpError
+from provisioner.inspect.machine_family import TASK, engine_family, family_of_machine, project_of
+from provisioner.inspect.services import MEMORY_SECONDS, MOST_SENTENCES, Watch, on_console
+from provisioner.machines.apply_batcher import ApplyBatcher, host_slots
 from provisioner.machines.claims import environment_lock
 from provisioner.machines.connect import connect
 from provisioner.models import Destination, Environment, Phase, Role
@@ -49,6 +52,41 @@ from provisioner.printable import printable
 from provisioner.session import Phases, Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.home import Home
+from provisioner.store.locks import Leases
+
+Result = TypeVar("Result")
+
+LEASES = Leases()
+_LOCK = threading.Lock()
+_SHARED: dict[tuple[object, ...], Any] = {}
+
+
+def _shared(key: tuple[object, ...], make: Callable[[], Result]) -> Result:
+    """Makes something once for all samples of this process, although several may ask for it at once."""
+    with _LOCK:
+        if key not in _SHARED:
+            _SHARED[key] = make()
+        return cast(Result, _SHARED[key])
+
+
+def process_spending(budget: Decimal | None) -> Spending:
+    """One command for all samples of this process with the same budget, so that they share it."""
+    return _shared(("spending", budget), lambda: Spending.of(load_settings(), budget))
+
+
+def apply_batcher() -> ApplyBatcher:
+    """Creates the machines of samples that start at about the same time together."""
+    return _shared(("batcher",), lambda: ApplyBatcher("inspect", host_slots()))
+
+
+def shared_cloud(home: Home, settings: Settings, where: Where) -> Cloud:
+    """Opens a cloud once for all samples: those of one cloud may share stacks, and ask AWS's API together.
+
+    Raises:
+        UsageError: there is no such place.
+    """
+    return _shared(("cloud", home.root, where), lambda: open_cloud(home, settings, where))
+
 
 LABEL_CHARACTERS = 200
 # Families that were checked before their tasks were known, with their env files: hundreds of tasks need not look again.
@@ -59,8 +97,6 @@ MOST_WARNINGS = 50
 LAST_LOOK_SECONDS = 10.0
 # A machine that is out of memory may be lost only some time later.
 BEFORE_LOSS_SECONDS = 60.0
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -100,12 +136,6 @@ def family_of(configuration: Configuration, project: Project | None = None) -> t
     return replace(primary, neighbours=families), TASK
 
 
-def _label(origin: Origin) -> str:
-    """Returns whose machines they are, as records and lists have it: a dataset's words."""
-    words = f"{origin.task} {origin.sample}".encode(errors="replace").decode()
-    return printable(" ".join(words.split()))[:LABEL_CHARACTERS]
-
-
 def open_session(configuration: Configuration, origin: Origin) -> Session:
     """Opens the session of a sample.
 
@@ -118,18 +148,19 @@ def open_session(configuration: Configuration, origin: Origin) -> Session:
     home.make()
     regions = (configuration.region,) if configuration.region else ()
     budget = None if configuration.budget is None else Decimal(str(configuration.budget))
+    label = f"{origin.task} {origin.sample}".encode(errors="replace").decode()  # a dataset's words
     return Session(
         home=home,
-        cloud=shared.cloud(home, settings, Where(configuration.cloud, regions, spot=configuration.spot)),
+        cloud=shared_cloud(home, settings, Where(configuration.cloud, regions, spot=configuration.spot)),
         progress=listener,
         variables=load_env_file(Path(configuration.env_file)) if configuration.env_file else {},
         ca_bundle=settings.ca_bundle_path,
         base_image=settings.base_image,
         ttl=time_to_live(configuration, origin, listener.note),
         time_limits=settings.time_limits,
-        spending=shared.process_spending(budget).model_copy(update={"batch": origin.batch}),
-        leases=shared.LEASES,
-        label=_label(origin),
+        spending=process_spending(budget).model_copy(update={"batch": origin.batch}),
+        leases=LEASES,
+        label=printable(" ".join(label.split()))[:LABEL_CHARACTERS],
         check=blocking.check,
     )
 
@@ -217,20 +248,16 @@ class SampleMachines:
         self.refuse_mistakes()
         if self.configuration.budget is not None and self.configuration.cloud == "local":
             self.session.progress.note("`budget` bounds nothing here: machines of the local cloud are free of charge.")
-        for note in self._notes():
-            if shared.is_new(self._origin.task, note):
+        notes = [*self.project.notes] if self.project else []
+        if self.project and self.project.online and self.configuration.internet == "none":
+            online = ", ".join(self.project.online)
+            notes.append(f"No internet for {online}, which have it in Docker: `internet: full` or `allow` give it.")
+        for note in notes:
+            if is_new(self._origin.task, note):
                 self.session.progress.note(note)
         with contextlib.suppress(ShortageError):
             planned = planning.plan(self.session, self._family, self._task, self._allowed())
             self._refuse_internet(has_it=planned.setup.full_internet)
-
-    def _notes(self) -> Iterator[str]:
-        """Returns what in the compose file means something else than in Docker."""
-        if self.project:
-            yield from self.project.notes
-            if self.project.online and self.configuration.internet == "none":
-                services = ", ".join(self.project.online)
-                yield f"No internet for {services}, which have it in Docker: `internet: full` or `allow` give it."
 
     def refuse_mistakes(self) -> None:
         """Refuses a task family that surely fails, before its image is built: as `provisioner up` does.
@@ -252,12 +279,44 @@ class SampleMachines:
         def create(session: Session, environment: Environment) -> Environment:
             self._begun = environment
             self._refuse_internet(has_it=environment.full_internet)
-            return shared.apply_batcher().create(session, environment)
+            return apply_batcher().create(session, environment)
 
         if self.snapshot:
             self._environment = snapshots.bring_up(self.session, self.snapshot, create)
         else:
             self._environment = lifecycle.bring_up(self.session, self._family, self._task, self._allowed(), create)
+
+    def wait_until_ready(self) -> None:
+        """Waits until `ready` of each machine succeeds and its services stay up, and notes what ended again and again.
+
+        Raises:
+            NotUpError: a machine does not become ready.
+        """
+
+        def pause() -> None:
+            self.session.check()
+            time.sleep(services.PAUSE_SECONDS)
+
+        for role, machine in self.configuration.by_role.items():
+            if machine.ready or machine.services:
+                with self.more_phases() as phases, phases.phase("ready"):
+                    notes = self.on(role, partial(services.wait_until_ready, machine, pause=pause))
+                for note in notes:
+                    self.session.progress.note(note)
+
+    def start_containers(self) -> list[services.Container]:
+        """Starts the services of a compose file, which a copy has already, and returns their containers.
+
+        Raises:
+            ServicesError: a service is not up.
+        """
+        if not self.project:
+            return []
+        start = services.running if self.snapshot else services.start
+        with self.more_phases() as phases, phases.phase("services"):
+            containers = self.on("primary", partial(start, self.project))
+        self.memory.services = {container.identity: container.service for container in containers}
+        return containers
 
     def _refuse_internet(self, *, has_it: bool) -> None:
         """Refuses a family's task that has the internet against the operator's settings, which no package may widen.
@@ -372,7 +431,7 @@ class SampleMachines:
                 loss = self._losses.setdefault(role, found)
             raise _repeated(loss) from error
 
-    def look_for_shortage(self, role: Role, connection: Connection, timeout_seconds: float = SECONDS) -> None:
+    def look_for_shortage(self, role: Role, connection: Connection, timeout_seconds: float = MEMORY_SECONDS) -> None:
         """Looks whether a machine is out of memory, as far as it says so, and notes what is new as warnings, too."""
         with contextlib.suppress(ProvisionerError, ValueError, OSError):
             new = self.memory.look(role, connection, self.environment.machines[role].size.memory_gib, timeout_seconds)
@@ -442,8 +501,8 @@ class SampleMachines:
         # Inspect has a submission for every sample, even if the family scores something else and the model gave none.
         is_scored = self.environment.has_score and not self.environment.has_aggregate_scores
         given = submission if is_scored else None
-        self._environment, outcome = lifecycle.score(self.session, self.environment, given)
-        return self._environment, outcome
+        self._environment, result = lifecycle.score(self.session, self.environment, given)
+        return self._environment, result
 
     def intermediate_score(self) -> IntermediateScore:
         """Scores the task before its end.
@@ -454,11 +513,11 @@ class SampleMachines:
         """
         begin = time.monotonic()
         try:
-            self._environment, outcome = lifecycle.intermediate_score(self.session, self.environment)
+            self._environment, result = lifecycle.intermediate_score(self.session, self.environment)
         except MachineLostError as error:
             shortage = self.memory.since("primary", begin - BEFORE_LOSS_SECONDS)
             raise self._loss(error, "primary", shortage) from error
-        return outcome
+        return result
 
     def leave(self) -> str:
         """Leaves the machines to the operator until their time to live ends, and returns the environment's id."""

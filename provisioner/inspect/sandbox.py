@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import time
-from collections.abc import Callable
-from functools import cache, partial
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeVar, overload
 
@@ -26,13 +27,13 @@ from pydantic import BaseModel
 
 from provisioner.best_effort import describe
 from provisioner.clouds.local.sizing import available_memory_gib
-from provisioner.errors import CommandTimeoutError, Interrupted, NotStartedError, ProvisionerError
+from provisioner.errors import CommandTimeoutError, Interrupted, MachineLostError, NotStartedError, ProvisionerError
 from provisioner.inspect import clean_up, evals, evidence, forks
-from provisioner.inspect.blocking import call, end, launch, prepare, shorten_collections
+from provisioner.inspect.blocking import call, end, is_new, launch, look, prepare, reporting, shorten_collections
+from provisioner.inspect.compose import METADATA
 from provisioner.inspect.configuration import (
     COMPOSE_FILE_NAMES,
     FILE_NAMES,
-    Machine,
     by_reference,
     compose_references,
     configuration_of,
@@ -41,14 +42,28 @@ from provisioner.inspect.configuration import (
     references,
     with_metadata,
 )
-from provisioner.inspect.failures import before_samples, in_full, told_in_full
-from provisioner.inspect.listener import told
-from provisioner.inspect.losses import LossError, NotUpError, Output, file_errors, unavailable
-from provisioner.inspect.origin import Origin
-from provisioner.inspect.plain_family import workdir
-from provisioner.inspect.private import origin_of_sample
-from provisioner.inspect.readiness import PAUSE_SECONDS, wait_until_ready
+from provisioner.inspect.evals import Origin, origin_of_sample
+from provisioner.inspect.failures import (
+    LossError,
+    NotUpError,
+    Output,
+    before_samples,
+    file_errors,
+    full_message,
+    in_full,
+    unavailable,
+)
+from provisioner.inspect.machine_family import workdir
 from provisioner.inspect.sample import Ending, SampleMachines
+from provisioner.inspect.services import (
+    SIGNALLED,
+    Container,
+    ServicesError,
+    inspect_containers,
+    published_ports,
+    read_file,
+    write_file,
+)
 from provisioner.machines.create import aux_user
 from provisioner.models import Environment, Role
 from provisioner.printable import encodable
@@ -69,8 +84,6 @@ SANDBOXES_PER_CORE = 2
 # The clouds of the evals that run. Inspect asks for the number of sandboxes without a configuration, but after it has
 # shown each one to task_init_environment.
 _clouds: set[str] = set()
-# The variables that carry a sample's metadata to task_init.
-VARIABLE = "SAMPLE_METADATA_"
 # Inspect's names of the machines of a family.
 NAMES: dict[Role, str] = {"primary": "default", "aux": "aux"}
 
@@ -79,16 +92,6 @@ def refuse_null(*texts: str) -> None:
     """Raises ValueError if a text has a null character, of which Inspect makes a tool error, as Python's own does."""
     if any("\0" in text for text in texts):
         raise ValueError("embedded null byte")
-
-
-def path_in(directory: str, path: str) -> str:
-    """Returns a path, if it is relative, in a directory.
-
-    Raises:
-        ValueError: it has a null character.
-    """
-    refuse_null(path)
-    return str(PurePosixPath(directory) / encodable(path)) if path else path
 
 
 @sandboxenv(name="provisioner")
@@ -173,7 +176,7 @@ class ProvisionerSandbox(SandboxEnvironment):
         """
 
         def work(connection: Connection) -> None:
-            connection.write_file(self._path(file), _encoded(contents), user=self._user)
+            self._write(connection, self._path(file), _encoded(contents))
 
         with file_errors(file):
             await self._on_machine(work)
@@ -196,7 +199,7 @@ class ProvisionerSandbox(SandboxEnvironment):
         limit_bytes = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
 
         def work(connection: Connection) -> str | bytes:
-            data = connection.read_file(self._path(file), limit_bytes, user=self._user)
+            data = self._read(connection, self._path(file), limit_bytes)
             return data.decode() if text else data
 
         with file_errors(file):
@@ -208,6 +211,12 @@ class ProvisionerSandbox(SandboxEnvironment):
         if done.exit_code == KILLED or done.errno in (errno.ESRCH, errno.ESTALE):  # its container has ended
             self.machines.look_for_shortage(self._role, connection)
         return done
+
+    def _write(self, connection: Connection, path: str, data: bytes) -> None:
+        connection.write_file(path, data, user=self._user)
+
+    def _read(self, connection: Connection, path: str, limit_bytes: int) -> bytes:
+        return connection.read_file(path, limit_bytes, user=self._user)
 
     async def _on_machine(self, work: Callable[[Connection], Result]) -> Result:
         """Works on the machine in a thread.
@@ -227,7 +236,8 @@ class ProvisionerSandbox(SandboxEnvironment):
                 transcript().info({"note": self.machines.notes.popleft()}, source="provisioner")
 
     def _path(self, path: str) -> str:
-        return path_in(self._directory, path)
+        refuse_null(path)
+        return str(PurePosixPath(self._directory) / encodable(path)) if path else path
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
         """Returns how a person logs in: as root, if the user has no login. Does no I/O."""
@@ -276,16 +286,16 @@ class ProvisionerSandbox(SandboxEnvironment):
         cls, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, str]:
         """Returns the sample's metadata that its images depend on, as variables for a task_init of its own."""
-        with before_samples(), told_in_full():
-            configuration = await end(partial(configuration_of, config))
-            values = await end(partial(image_metadata, configuration, by_reference(metadata)))
+        with before_samples(), full_message():
+            configuration = await prepare(partial(configuration_of, config))
+            values = await prepare(partial(image_metadata, configuration, by_reference(metadata)))
         evals.use(config)
         _clouds.add(configuration.cloud)
         if configuration.fork != "none":
             forks.watch()
-        if not all(map(_can_be_variable, values.values())):
+        if any("\0" in value or encodable(value) != value for value in values.values()):  # environ(7)
             return {}  # the sample itself says what is wrong
-        return {VARIABLE + name: value for name, value in values.items()}
+        return {METADATA + name: value for name, value in values.items()}
 
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
@@ -299,7 +309,7 @@ class ProvisionerSandbox(SandboxEnvironment):
             nonlocal depends_on_sample
             configuration = configuration_of(config)
             given = {
-                name.removeprefix(VARIABLE): each for name, each in os.environ.items() if name.startswith(VARIABLE)
+                name.removeprefix(METADATA): each for name, each in os.environ.items() if name.startswith(METADATA)
             }
             if needed := references(configuration):
                 depends_on_sample = True
@@ -308,16 +318,17 @@ class ProvisionerSandbox(SandboxEnvironment):
                 configuration = with_metadata(configuration, given)
             depends_on_sample = depends_on_sample or bool(compose_references(configuration))
             for line in configuration.given_by:
-                _tell_operator(line)
+                if is_new(line):
+                    _log.warning("%s", line)
             return SampleMachines(configuration, Origin(task_name), given)
 
         try:
-            with before_samples(), told_in_full():
-                machines = await end(prepared)
+            with before_samples(), full_message():
+                machines = await prepare(prepared)
             if not machines:
                 return
             progress, redactor = machines.session.progress, machines.session.redactor
-            with before_samples(), told_in_full(redactor), told(progress, "its images are ready"):
+            with before_samples(), full_message(redactor), reporting(progress, "its images are ready"):
                 await launch(machines.build_images, machines.cancelled)
             shorten_collections()
         except ProvisionerError as error:
@@ -333,38 +344,34 @@ class ProvisionerSandbox(SandboxEnvironment):
         sample_id: str | int | None = metadata.get("__sample_id__")
         origin = origin_of_sample(task_name, sample_id)
 
-        def prepared() -> SampleMachines:
-            given = configuration_of(config, evals.directory_of(origin.eval_id))
+        def configure() -> SampleMachines:
+            given = configuration_of(config, evals.directories.get(origin.eval_id))
             machines = SampleMachines(with_metadata(given, metadata), origin, metadata)
             if references(given):  # task_init may not have known which family it is
                 machines.refuse_mistakes()
             return machines
 
-        with told_in_full():
-            machines = await prepare(prepared)
+        with full_message():
+            machines = await prepare(configure)
+        session = machines.session
         try:
-            with told_in_full(machines.session.redactor), told(machines.session.progress, "its machines are up"):
-                services = await forks.bring_up_sample(machines, origin, sample_id, _services)
-            environment = machines.environment
-            transcript().info(await end(partial(evidence.of_beginning, machines)), source="provisioner")
+            with full_message(session.redactor), reporting(session.progress, "its machines are up"):
+                fork = forks.fork_of(machines, origin, sample_id)
+                async with forks.place_in(fork, machines) as place:  # waits for the environment that it is a copy of
+                    await forks.bring_up(machines)  # waits for budget and memory; creates, boots, proves the isolation
+                    if place != "copy":
+                        await launch(machines.wait_until_ready, machines.cancelled)
+                    containers = await launch(machines.start_containers, machines.cancelled)
+                    if fork and place == "first":
+                        await launch(partial(forks.freeze, fork, machines), machines.cancelled)
+            transcript().info(await look(partial(evidence.of_beginning, machines)), source="provisioner")
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await _destroy(machines)
-                await _tell(partial(evidence.of_failure, machines, _said(error, machines)))
+                await _tell(partial(evidence.of_failure, machines, "did_not_come_up", _said(error, machines)))
             raise
-        clean_up.MACHINES[environment.id] = machines
-        if services:
-            return services
-        configuration = machines.configuration
-        sandboxes: dict[str, SandboxEnvironment] = {}
-        for role in environment.roles:
-            if configuration.family:
-                user = _default_user(environment, role)
-                sandboxes[NAMES[role]] = cls(machines, role, user, f"/home/{user}", {})
-            else:
-                plain = configuration.by_role[role]
-                sandboxes[plain.name] = cls(machines, role, plain.user, workdir(plain), dict(plain.env))
-        return sandboxes
+        clean_up.MACHINES[machines.environment.id] = machines
+        return _sandboxes(machines, containers)
 
     @classmethod
     async def sample_cleanup(
@@ -375,11 +382,10 @@ class ProvisionerSandbox(SandboxEnvironment):
         interrupted: bool,
     ) -> None:
         """Destroys a sample's machines, however it ended. What cannot be removed is told, and stays recorded."""
-        of = {id(machines): machines for machines in map(_machines, environments.values())}
-        for machines in of.values():
+        for machines in {sandbox.as_type(ProvisionerSandbox).machines for sandbox in environments.values()}:
             with anyio.CancelScope(shield=True):
                 if not interrupted:
-                    await end(machines.look_last)
+                    await look(machines.look_last)
                 ending = await _destroy(machines)
                 if ending:
                     await _tell(partial(evidence.of_end, machines, ending))
@@ -392,8 +398,11 @@ class ProvisionerSandbox(SandboxEnvironment):
             for machines in list(clean_up.MACHINES.values()):
                 if cleanup:
                     await _destroy(machines)
-                else:
-                    await _leave(machines)
+                    continue
+                try:
+                    await end(partial(clean_up.leave, machines))
+                except Exception as error:  # those of the other samples are left, too
+                    _log.error("A sample's machines could not be handed over to you: %s", _said(error, machines))
             await forks.end_all()
 
     @classmethod
@@ -410,10 +419,77 @@ class ProvisionerSandbox(SandboxEnvironment):
             raise clean_up.CleanUpError.of(error) from error
 
 
-@cache
-def _tell_operator(line: str) -> None:
-    """Logs a line once: hundreds of samples have it in common."""
-    _log.warning("%s", line)
+class ServiceSandbox(ProvisionerSandbox):
+    """One service of a compose file: a container in a sample's machine.
+
+    Args:
+        machines: the sample's machine.
+        container: which of its containers.
+    """
+
+    def __init__(self, machines: SampleMachines, container: Container) -> None:
+        super().__init__(machines, "primary", "", container.directory, {})
+        # With another first process once the engine has started it again.
+        self.container = container
+
+    def _run(self, connection: Connection, argv: list[str], **options: Any) -> Completed:
+        """Runs a command in the container, with the rights of `docker exec`.
+
+        Raises:
+            ServicesError: the container does not run.
+        """
+        done = super()._run(connection, argv, container=(self.container.identity, self.container.pid), **options)
+        is_silent = not (done.stdout_size.total_bytes or done.stderr_size.total_bytes)
+        if done.errno in (errno.ESRCH, errno.ESTALE) or (done.exit_code > SIGNALLED and is_silent):
+            self._ask_engine(connection)
+        if done.errno == errno.ESTALE:  # nothing ran
+            return super()._run(connection, argv, container=(self.container.identity, self.container.pid), **options)
+        return done
+
+    def _ask_engine(self, connection: Connection) -> None:
+        """Asks the engine whether the container runs, and notes if it was started again.
+
+        Raises:
+            ServicesError: it does not run.
+            MachineLostError: it was started again, which the configuration takes for a loss.
+        """
+        [state] = inspect_containers(connection, self.container.identity)
+        if state.status != "running":
+            error = ServicesError(f"The container of the service {self.container.service} does not run: {state}.")
+            error.service = self.container.service
+            raise error
+        if self.container.pid not in (0, state.pid):
+            words = (
+                f"The engine has started the container of the service {self.container.service} again (restarts so far: "
+                f"{state.restarts}): what ran in it has ended."
+            )
+            if self.machines.configuration.on_restart == "fail":
+                raise MachineLostError(words)
+            self.machines.notes.append(words)
+        self.container = replace(self.container, pid=state.pid, ports=published_ports(state.ports))
+
+    def _write(self, connection: Connection, path: str, data: bytes) -> None:
+        write_file(partial(self._run, connection), self.container, path, data)
+
+    def _read(self, connection: Connection, path: str, limit_bytes: int) -> bytes:
+        return read_file(partial(self._run, connection), self.container, path, limit_bytes)
+
+    async def connection(self, *, user: str | None = None) -> SandboxConnection:
+        """Returns how a person gets a shell in the container. Asks no machine.
+
+        Its ports are those of the machine, which `provisioner ssh ENV -- -L` takes.
+        """
+        machine = await super().connection(user="root")
+        who = ["--user", user] if user else []
+        shell = ["docker", "exec", "--interactive", "--tty", *who, self.container.identity, "/bin/sh"]
+        return SandboxConnection.model_validate(
+            {
+                "type": machine.type,
+                "command": f"{machine.command} -- -t {shlex.quote(shlex.join(shell))}",
+                "ports": list(self.container.ports) or None,
+                "container": self.container.identity,
+            }
+        )
 
 
 def _encoded(contents: str | bytes) -> bytes:
@@ -421,46 +497,26 @@ def _encoded(contents: str | bytes) -> bytes:
     return contents.encode(errors="replace") if isinstance(contents, str) else contents
 
 
-def _can_be_variable(value: str) -> bool:
-    """Returns whether a process may have a variable with that value (environ(7))."""
-    return "\0" not in value and encodable(value) == value
-
-
 def _default_user(environment: Environment, role: Role) -> str:
     """Returns the user of a machine, whose home is /home/USER."""
     return aux_user(environment.machines[role].distribution) if role == "aux" else "agent"
 
 
-async def _services(machines: SampleMachines) -> dict[str, SandboxEnvironment]:
-    """Waits until machines are ready. Returns the services of a compose file, started; there are none without one."""
-    if not machines.snapshot:
-        await launch(partial(_wait_until_ready, machines), machines.cancelled)
-    if not machines.project:
-        return {}
-    from provisioner.inspect.services import start_services  # whose sandboxes are of this class
-
-    return await start_services(machines)
-
-
-def _wait_until_ready(machines: SampleMachines) -> None:
-    def pause() -> None:
-        machines.session.check()
-        time.sleep(PAUSE_SECONDS)
-
-    for role, machine in machines.configuration.by_role.items():
-
-        def work(connection: Connection, machine: Machine = machine) -> list[str]:
-            return wait_until_ready(machine, connection, pause)
-
-        if machine.ready or machine.services:
-            with machines.more_phases() as phases, phases.phase("ready"):
-                notes = machines.on(role, work)
-            for note in notes:
-                machines.session.progress.note(note)
-
-
-def _machines(sandbox: SandboxEnvironment) -> SampleMachines:
-    return sandbox.as_type(ProvisionerSandbox).machines
+def _sandboxes(machines: SampleMachines, containers: Sequence[Container]) -> dict[str, SandboxEnvironment]:
+    """Returns a sandbox for each service of a compose file, else for each machine; the default is the first."""
+    if machines.project:
+        return {container.service: ServiceSandbox(machines, container) for container in containers}
+    environment, configuration = machines.environment, machines.configuration
+    if configuration.family:
+        users = {role: _default_user(environment, role) for role in environment.roles}
+        return {
+            NAMES[role]: ProvisionerSandbox(machines, role, user, f"/home/{user}", {}) for role, user in users.items()
+        }
+    plain = [(role, configuration.by_role[role]) for role in environment.roles]
+    return {
+        machine.name: ProvisionerSandbox(machines, role, machine.user, workdir(machine), dict(machine.env))
+        for role, machine in plain
+    }
 
 
 async def _destroy(machines: SampleMachines) -> Ending | None:
@@ -470,24 +526,16 @@ async def _destroy(machines: SampleMachines) -> Ending | None:
     except Exception as error:
         said = _said(error, machines)
         _log.error("%s", said)
-        await _tell(partial(evidence.of_failed_destruction, machines, said))
+        await _tell(partial(evidence.of_failure, machines, "was_not_destroyed", said))
         return None
 
 
 async def _tell(facts: Callable[[], evidence.Facts]) -> None:
     """Writes facts into the sample's log, as far as possible: what is being cleared away must not depend on that."""
     try:
-        transcript().info(await end(facts), source="provisioner")
+        transcript().info(await look(facts), source="provisioner")
     except Exception as error:
         _log.error("Not in the sample's log: %s", describe(error))
-
-
-async def _leave(machines: SampleMachines) -> None:
-    """Leaves a sample's machines to the operator. Raises nothing: those of the other samples are left, too."""
-    try:
-        await end(partial(clean_up.leave, machines))
-    except Exception as error:
-        _log.error("A sample's machines could not be handed over to you: %s", _said(error, machines))
 
 
 def _said(error: BaseException, machines: SampleMachines) -> str:

@@ -22,8 +22,7 @@ from provisioner.environment.operations import SUBMISSION
 from provisioner.errors import AgentError, SubmissionError, TaskError
 from provisioner.family.scores import ScoreResult
 from provisioner.inspect import blocking
-from provisioner.inspect.failures import in_full, told_in_full
-from provisioner.inspect.losses import LossError, unavailable
+from provisioner.inspect.failures import LossError, full_message, in_full, unavailable
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.printable import encodable
@@ -94,8 +93,8 @@ def score() -> Tool:
         """Scores your work on the task so far. The task continues."""
         here = machines()
         try:
-            with told_in_full(here.session.redactor):
-                outcome = await blocking.score(here.intermediate_score)
+            with full_message(here.session.redactor):
+                result = await blocking.score(here.intermediate_score)
         except (TaskError, LossError) as error:
             # An error of the sample could be tried again, so no agent must be able to bring one about: the score at
             # the end decides. What the family's code said may tell how it scores, and is for the operator alone.
@@ -104,7 +103,7 @@ def score() -> Tool:
                 raise unavailable(error, "The machine does not answer.") from error
             raise ToolError("Your work could not be scored now. The task continues.") from error
         store_as(TaskDriverStore).intermediate_scores = _score_log(here)
-        return json.dumps(outcome.visible)
+        return json.dumps(result.visible)
 
     return execute
 
@@ -180,13 +179,13 @@ def check_expected_score() -> Scorer:
 async def _score(state: TaskState, nan_is_zero: bool) -> Score:
     here = machines()
     submission = await _submission(state)
-    with told_in_full(here.session.redactor):
+    with full_message(here.session.redactor):
         try:
-            environment, outcome = await blocking.score(partial(here.score, submission))
+            environment, result = await blocking.score(partial(here.score, submission))
         except (AgentError, SubmissionError) as error:
             return _agent_failed(submission, in_full(error, here.session.redactor))
         store_as(TaskDriverStore).intermediate_scores = _score_log(here)
-        score = as_score(f"{environment.family}/{environment.task}", outcome, submission, nan_is_zero)
+        score = as_score(f"{environment.family}/{environment.task}", result, submission, nan_is_zero)
         refused = [f"Tools and the agent had no machine from some time on: {loss}" for loss in here.losses]
         if warnings := [*environment.setup.warnings, *refused]:
             score.metadata = {**(score.metadata or {}), "warnings": warnings}
@@ -198,7 +197,7 @@ def _agent_failed(submission: str | None, said: str) -> Score:
     return Score(value=0.0, answer=submission, explanation=said, metadata=dict(AGENT_FAILED))
 
 
-def as_score(task: str, outcome: ScoreResult, submission: str | None, nan_is_zero: bool) -> Score:
+def as_score(task: str, result: ScoreResult, submission: str | None, nan_is_zero: bool) -> Score:
     """Returns Inspect's score for what came of scoring, under METR's names. Pure.
 
     Args:
@@ -209,16 +208,16 @@ def as_score(task: str, outcome: ScoreResult, submission: str | None, nan_is_zer
         TaskError: the family's scoring failed, which is never a score of 0, unless it ended out of memory: what
             an agent leaves behind may take that.
     """
-    if outcome.kind == "killed":
-        return _agent_failed(submission, outcome.message)
-    if outcome.kind == "manual_scoring_required":
+    if result.kind == "killed":
+        return _agent_failed(submission, result.message)
+    if result.kind == "manual_scoring_required":
         said = "A person has to score it."
         return Score(value=math.nan, answer=submission, explanation=said, metadata={"manual-scoring": True})
-    if outcome.kind == "nan":
-        return Score(value=0.0 if nan_is_zero else math.nan, answer=submission, explanation=outcome.message)
-    if outcome.score is None:
-        raise TaskError(f"{task}: {outcome.message}", details=outcome.details)
-    return Score(value=outcome.score, answer=submission)
+    if result.kind == "nan":
+        return Score(value=0.0 if nan_is_zero else math.nan, answer=submission, explanation=result.message)
+    if result.score is None:
+        raise TaskError(f"{task}: {result.message}", details=result.details)
+    return Score(value=result.score, answer=submission)
 
 
 async def _submission(state: TaskState) -> str | None:

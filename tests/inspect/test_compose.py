@@ -17,8 +17,7 @@ from inspect_ai.util import SandboxEnvironment, SandboxUnavailableError
 
 from provisioner.inspect import blocking
 from provisioner.inspect.configuration import configuration_of
-from provisioner.inspect.sandbox import ProvisionerSandbox
-from provisioner.inspect.services import ServiceSandbox
+from provisioner.inspect.sandbox import ProvisionerSandbox, ServiceSandbox
 from provisioner.store.home import Home
 from tests import outside
 from tests.inspect.checks import CHECKS, run_check
@@ -290,7 +289,7 @@ async def test_a_container_that_ends_is_unavailable_and_others_run(
     store = services["store"].as_type(ServiceSandbox)
     kill = ["docker", "kill", store.container.identity]
     await blocking.call(lambda: store.machines.on("primary", lambda connection: connection.run(kill)))
-    with pytest.raises(SandboxUnavailableError, match="The container of the service store does not run: 'exited"):
+    with pytest.raises(SandboxUnavailableError, match="The container of the service store does not run: exited"):
         await store.exec(["true"])
     assert await _said(services["web"], "echo on") == "on"
 

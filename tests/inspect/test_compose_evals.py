@@ -23,7 +23,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec, sandbox
 
 from provisioner.inspect.configuration import configuration_of
-from provisioner.inspect.plain_family import SOURCES
+from provisioner.inspect.machine_family import SOURCES
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore

@@ -9,7 +9,7 @@ import yaml
 from inspect_ai import eval as inspect_eval
 from inspect_ai.log import EvalSample
 
-from provisioner.inspect.replay import Run, load, replay
+from provisioner.inspect.task_family import Run, load, replay
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from tests.batch.test_batch_local import EXPECTED

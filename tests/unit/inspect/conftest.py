@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from provisioner.costs.ledger import Spending
-from provisioner.inspect import clean_up, compose, shared
+from provisioner.inspect import blocking, clean_up, compose, sample
 from provisioner.inspect.configuration import Configuration
-from provisioner.inspect.plain_family import TASK
+from provisioner.inspect.machine_family import TASK
 from provisioner.machines import apply_batcher
 from tests import homes
 from tests.unit.fakes.cloud import FakeCloud
@@ -26,7 +26,7 @@ Configured = Callable[..., Configuration]
 def debians_compose(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has compose files read by Debian's Compose, whatever this computer has, and notes of them said again."""
     monkeypatch.setattr(compose, "program", lambda _home: homes.compose())
-    monkeypatch.setattr(shared, "SAID", deque(maxlen=shared.SAID.maxlen))
+    monkeypatch.setattr(blocking, "SAID", deque(maxlen=blocking.SAID.maxlen))
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -39,17 +39,17 @@ def configured(cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Returns a function that makes the configuration of a family's task on the fake cloud."""
     monkeypatch.setenv("PROVISIONER_HOME", str(cloud.home.root))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(shared, "cloud", lambda *_: cloud)
+    monkeypatch.setattr(sample, "shared_cloud", lambda *_: cloud)
     monkeypatch.setattr(clean_up, "open_cloud", lambda *_: cloud)
     monkeypatch.setattr(apply_batcher, "GATHERING_SECONDS", 0.05)
     batcher = apply_batcher.ApplyBatcher("inspect", 1)
-    monkeypatch.setattr(shared, "apply_batcher", lambda: batcher)
+    monkeypatch.setattr(sample, "apply_batcher", lambda: batcher)
     spending: dict[object, Spending] = {}
 
     def process_spending(budget: object) -> Spending:
         return spending.setdefault(budget, Spending.model_validate({"budget": budget}))
 
-    monkeypatch.setattr(shared, "process_spending", process_spending)
+    monkeypatch.setattr(sample, "process_spending", process_spending)
     tasks = {"main": {"instructions": "Do it."}, TASK: {"instructions": ""}}
     cloud.guest_defaults = {"values": {"setup": {**SETUP, "tasks": tasks}}}
     return partial(Configuration, family=str(family(tmp_path).directory), task="main")

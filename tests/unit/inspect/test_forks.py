@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +12,35 @@ import anyio
 import pytest
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
-from inspect_ai.event import InfoEvent
-from inspect_ai.log import EvalLog, EvalSample
+from inspect_ai.log import EvalLog
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 
+from provisioner.costs.prices import MICRO
 from provisioner.environment import lifecycle, snapshots, sweep
 from provisioner.errors import CapacityError, InfrastructureError, ProvisionerError
-from provisioner.inspect import clean_up, forks, services
+from provisioner.inspect import clean_up, evals, forks, sample, services
+from provisioner.inspect import sandbox as sandbox_module
 from provisioner.inspect.compose_project import Project
 from provisioner.inspect.configuration import Configuration
-from provisioner.inspect.forks import Services, bring_up_sample
-from provisioner.inspect.origin import Origin
+from provisioner.inspect.evals import Origin
 from provisioner.inspect.sample import SampleMachines
-from provisioner.inspect.sandbox import ProvisionerSandbox
-from provisioner.inspect.services import Container, ServiceSandbox, ServicesError, start_services
+from provisioner.inspect.sandbox import ProvisionerSandbox, ServiceSandbox
+from provisioner.inspect.services import Container, ServicesError
 from provisioner.session import Session
 from provisioner.store.locks import is_locked
 from provisioner.store.snapshots import SnapshotStore
+from tests.inspect.epochs import beginning
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.inspect.conftest import Configured
 from tests.waiting import BOUND_SECONDS, until_in_loop
 
-ORIGIN = Origin("task", "eval", "1")
+# By the task that samples begin with outside of `eval`.
+ORIGINS = {
+    "in this eval": Origin("task", "eval", "1"),
+    "in another eval": Origin("task", "other", "1"),
+    "in none": Origin("task"),
+}
 
 
 @pytest.fixture
@@ -48,6 +54,8 @@ def quick(monkeypatch: pytest.MonkeyPatch, cloud: FakeCloud, configured: Configu
     cloud.guest_defaults["programs"] = dict.fromkeys(("/bin/sh", "bash", "true"), b"")
     monkeypatch.setenv("INSPECT_ASYNC_BACKEND", anyio_backend)
     monkeypatch.setattr(ProvisionerSandbox, "default_concurrency", classmethod(lambda _: None))
+    of_eval = evals.origin_of_sample
+    monkeypatch.setattr(sandbox_module, "origin_of_sample", lambda task, name: ORIGINS.get(task) or of_eval(task, name))
     monkeypatch.setattr(forks, "_forks", {})
     monkeypatch.setattr(forks, "_most", {})
 
@@ -83,12 +91,6 @@ def _evaluated(
     return log
 
 
-def _beginning(sample: EvalSample) -> dict[str, Any]:
-    [event, *_] = [each for each in sample.events if isinstance(each, InfoEvent) and each.source == "provisioner"]
-    assert isinstance(event.data, dict)
-    return event.data
-
-
 def _assert_nothing_left(session: Session, cloud: FakeCloud) -> None:
     assert cloud.existing() == []
     assert session.environments.all() == []
@@ -97,22 +99,24 @@ def _assert_nothing_left(session: Session, cloud: FakeCloud) -> None:
 
 
 @BOTH
-def test_one_epoch_comes_up_and_the_others_are_copies_of_it(
-    session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path
+@pytest.mark.parametrize(("fork", "samples", "epochs"), [("epochs", 1, 3), ("samples", 3, 2)])
+def test_one_comes_up_and_the_others_are_copies_of_it(
+    session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path, fork: str, samples: int, epochs: int
 ) -> None:
-    log = _evaluated(tmp_path, configured(fork="epochs"))
+    log = _evaluated(tmp_path, configured(fork=fork), samples=samples, epochs=epochs)
     assert log.status == "success", log.error
-    began = [_beginning(sample) for sample in log.samples or []]
+    began = [beginning(sample) for sample in log.samples or []]
     [first] = [each for each in began if each["frozen_as"]]
-    copies = [each for each in began if each is not first]
-    assert [(each["forked_from"], each["frozen_as"]) for each in copies] == [(first["environment"], None)] * 2
+    count = samples * epochs
+    assert [each["forked_from"] for each in began if each is not first] == [first["environment"]] * (count - 1)
     assert first["forked_from"] is None
     assert list(cloud.frozen) == [first["frozen_as"]]
-    assert len({each["environment"] for each in began}) == 3
-    assert all(each["isolation"]["proven"] for each in began)
+    assert len({each["environment"] for each in began}) == count
+    labels = set()
     for each in began:
         machine = cloud.machine(each["environment"])
-        assert ("start" in machine.guest.operations) == (each is first)
+        assert each["isolation"]["proven"]
+        assert ("freeze" in each["phases"]) == ("start" in machine.guest.operations) == (each is first)
         # One connection from the machine's boot to its end, and with the frozen keys that by which a copy is renewed.
         assert machine.sshd.logins == (1 if each is first else 2)
         [entry] = session.ledger.entries(environment=each["environment"])
@@ -120,8 +124,8 @@ def test_one_epoch_comes_up_and_the_others_are_copies_of_it(
         record = session.environments.record(each["environment"])
         assert record is not None
         assert record.gone_at is not None
-    labels = {record.label for each in began if (record := session.environments.record(each["environment"]))}
-    assert len(labels) == 3
+        labels.add(record.label)
+    assert len(labels) == count
     _assert_nothing_left(session, cloud)
 
 
@@ -136,32 +140,11 @@ def test_samples_share_nothing_and_snapshots_go_at_the_end(
     log = _evaluated(tmp_path, configured(fork="epochs"), count, samples=2, epochs=2, max_samples=1)
     assert seen == {(0, 1): 1, (1, 1): 2, (0, 2): 2, (1, 2): 1}
     of: dict[object, set[str]] = {}
-    for sample in log.samples or []:
-        began = _beginning(sample)
-        of.setdefault(sample.id, set()).add(began["forked_from"] or began["environment"])
+    for each in log.samples or []:
+        began = beginning(each)
+        of.setdefault(each.id, set()).add(began["forked_from"] or began["environment"])
     assert [len(origins) for origins in of.values()] == [1, 1]
     assert of[0] != of[1]
-    _assert_nothing_left(session, cloud)
-
-
-@BOTH
-def test_samples_of_one_configuration_start_as_copies_of_the_first(
-    session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path
-) -> None:
-    log = _evaluated(tmp_path, configured(fork="samples"), samples=3, epochs=2)
-    assert log.status == "success", log.error
-    began = [_beginning(sample) for sample in log.samples or []]
-    [first] = [each for each in began if each["frozen_as"]]
-    assert [each["forked_from"] for each in began if each is not first] == [first["environment"]] * 5
-    assert list(cloud.frozen) == [first["frozen_as"]]
-    assert len({each["environment"] for each in began}) == 6
-    assert all(each["isolation"]["proven"] for each in began)
-    assert ["freeze" in each["phases"] for each in began].count(True) == 1
-    assert "freeze" in first["phases"]
-    for each in began:
-        assert ("start" in cloud.machine(each["environment"]).guest.operations) == (each is first)
-        assert len(session.ledger.entries(environment=each["environment"])) == 1
-    assert len({record.label for each in began if (record := session.environments.record(each["environment"]))}) == 6
     _assert_nothing_left(session, cloud)
 
 
@@ -170,7 +153,7 @@ def test_what_nothing_else_starts_from_is_not_frozen(
     session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path, fork: str, samples: int
 ) -> None:
     log = _evaluated(tmp_path, configured(fork=fork), samples=samples, epochs=1)
-    assert [_beginning(sample)["frozen_as"] for sample in log.samples or []] == [None] * samples
+    assert [beginning(sample)["frozen_as"] for sample in log.samples or []] == [None] * samples
     assert cloud.frozen == {}
     _assert_nothing_left(session, cloud)
 
@@ -183,7 +166,7 @@ def test_an_epoch_that_cannot_be_frozen_fails_alone(
     samples = log.samples or []
     [failed] = [sample.error for sample in samples if sample.error]
     assert "QEMU failed" in failed.message
-    began = [_beginning(sample) for sample in samples if not sample.error]
+    began = [beginning(sample) for sample in samples if not sample.error]
     [first] = [each["environment"] for each in began if each["frozen_as"]]
     assert [each["forked_from"] for each in began if not each["frozen_as"]] == [first]
     _assert_nothing_left(session, cloud)
@@ -200,7 +183,7 @@ def test_a_full_disk_fails_no_epoch_and_the_next_one_is_frozen(
     _fail_the_first_freeze(monkeypatch, CapacityError("The disk of this host has no room for a snapshot."))
     log = _evaluated(tmp_path, configured(fork="epochs"))
     assert log.status == "success", log.error
-    began = [_beginning(sample) for sample in log.samples or []]
+    began = [beginning(sample) for sample in log.samples or []]
     assert sorted((bool(each["frozen_as"]), bool(each["forked_from"])) for each in began) == [
         (False, False),
         (False, True),
@@ -252,51 +235,44 @@ def test_kept_copies_keep_their_snapshot(
     _assert_nothing_left(session, cloud)
 
 
-def _machines(configuration: Configuration) -> SampleMachines:
-    return SampleMachines(configuration, ORIGIN)
-
-
-async def _nothing(_: SampleMachines) -> Services:
-    return {}
-
-
-async def _up(configuration: Configuration, sample_id: str | int = 1, origin: Origin = ORIGIN) -> SampleMachines:
-    machines = await anyio.to_thread.run_sync(partial(_machines, configuration))
-    await bring_up_sample(machines, origin, sample_id, _nothing)
-    return machines
+async def _up(configuration: Configuration, sample_id: Any = 1, begins: str = "in this eval") -> SampleMachines:
+    found = await ProvisionerSandbox.sample_init(begins, configuration, {"__sample_id__": sample_id})
+    return next(iter(found.values())).as_type(ProvisionerSandbox).machines
 
 
 @BOTH
 @pytest.mark.anyio
 async def test_if_the_first_epoch_is_cancelled_the_next_one_is_frozen(
-    session: Session, cloud: FakeCloud, configured: Configured
+    session: Session, cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configuration, up = configured(fork="epochs"), []
     began = anyio.Event()
 
-    async def never(_: SampleMachines) -> Services:
-        began.set()
-        await anyio.sleep_forever()
-        return {}
+    def never(machines: SampleMachines) -> list[Container]:
+        anyio.from_thread.run_sync(began.set)
+        machines.cancelled.wait(BOUND_SECONDS)
+        machines.session.check()
+        return []
 
-    first, second = _machines(configuration), _machines(configuration)
     with anyio.fail_after(BOUND_SECONDS):
         async with anyio.create_task_group() as group, anyio.create_task_group() as cancelled:
-            cancelled.start_soon(bring_up_sample, first, ORIGIN, 1, never)
-            await began.wait()
+            with monkeypatch.context() as patch:
+                patch.setattr(SampleMachines, "start_containers", never)
+                cancelled.start_soon(_up, configuration)
+                await began.wait()
 
             async def wait() -> None:
-                await bring_up_sample(second, ORIGIN, 1, _nothing)
-                up.append(second)
+                up.append(await _up(configuration))
 
             group.start_soon(wait)
             await until_in_loop(lambda: forks._forks_of("eval")[0].first.statistics().tasks_waiting == 1)
             assert up == []
             cancelled.cancel_scope.cancel()
+    [second] = up
     assert (second.snapshot, second.frozen_as) == ("", f"fork-{second.environment.id}")
     third = await _up(configuration)
     assert third.snapshot == second.frozen_as
-    for machines in (first, second, third):
+    for machines in (second, third):
         machines.destroy()
     await forks.end_all()
     _assert_nothing_left(session, cloud)
@@ -305,68 +281,60 @@ async def test_if_the_first_epoch_is_cancelled_the_next_one_is_frozen(
 PROJECT = Project(("web",), "{}", '{"services": {}}', (), frozenset(), (), 0, "", 1, 2, ())
 
 
-def _with_services(configuration: Configuration, project: Project = PROJECT) -> SampleMachines:
-    """Returns the machines of a sample whose family makes no engine, beside the services of a compose file."""
-    machines = _machines(configuration)
-    machines.project = project
-    return machines
+@pytest.fixture
+def projects(monkeypatch: pytest.MonkeyPatch) -> list[Project]:
+    """Beside their family's machines, the samples that begin have the services of these compose files, in turn."""
+    found = [PROJECT, PROJECT]
+    monkeypatch.setattr(sample, "project_of", lambda *_: found.pop(0))
+    monkeypatch.setattr(services, "start", lambda *_: [Container("web", "0123456789ab", "app", "/srv")])
+    return found
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("projects")
 async def test_services_start_once_and_a_copy_is_asked_for_its_own(
     configured: Configured, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    container = Container("web", "0123456789ab", "app", "/srv")
-    asked: list[str] = []
-
-    def answer(name: str, *_: object) -> list[Container]:
-        asked.append(name)
-        return [container]
-
-    for name in ("start", "running"):
-        monkeypatch.setattr(services, name, partial(answer, name))
-    both = [_with_services(configured(fork="samples")) for _ in range(2)]
-    for number, machines in enumerate(both):
-        found = await bring_up_sample(machines, ORIGIN, number, start_services)
-        web = found["web"].as_type(ServiceSandbox)
-        assert (web.machines, web.container) == (machines, container)
-    assert asked == ["start", "running"]
-    phases = [[phase.name for phase in machines.environment.phases] for machines in both]
+    own = Container("web", "0123456789ab", "app", "/copy")
+    monkeypatch.setattr(services, "running", lambda *_: [own])
+    both = [
+        (await ProvisionerSandbox.sample_init("in this eval", configured(fork="samples"), {"__sample_id__": number}))
+        for number in "12"
+    ]
+    first, copy = (found["web"].as_type(ServiceSandbox) for found in both)
+    assert (first.container.directory, copy.container) == ("/srv", own)
+    phases = [[phase.name for phase in each.machines.environment.phases] for each in (first, copy)]
     assert (phases[0][-2:], phases[1][-1]) == (["services", "freeze"], "services")
-    assert session.environments.reread(both[0].environment).phases == both[0].environment.phases
-    for machines in both:
-        machines.destroy()
+    environment = first.machines.environment
+    assert session.environments.reread(environment).phases == environment.phases
+    for each in (first, copy):
+        each.machines.destroy()
     await forks.end_all()
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("projects")
 async def test_a_service_that_has_ended_since_the_freeze_fails_the_copy(
-    configured: Configured, monkeypatch: pytest.MonkeyPatch
+    session: Session, configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ended(*_: object) -> list[Container]:
         raise ServicesError("The service web is not up: exited, exit code 1.")
 
-    monkeypatch.setattr(services, "start", lambda *_: [Container("web", "0123456789ab", "", "/")])
     monkeypatch.setattr(services, "running", ended)
-    first, copy = (_with_services(configured(fork="samples")) for _ in range(2))
-    await bring_up_sample(first, ORIGIN, 1, start_services)
+    first = await _up(configured(fork="samples"))
     with pytest.raises(ServicesError, match="web is not up"):
-        await bring_up_sample(copy, ORIGIN, 2, start_services)
-    assert copy.losses == []
-    for machines in (first, copy):
-        machines.destroy()
+        await _up(configured(fork="samples"), 2)
+    assert session.environments.all() == [first.environment]
+    first.destroy()
     await forks.end_all()
 
 
 @pytest.mark.anyio
 async def test_samples_whose_compose_files_say_something_else_with_their_metadata_are_no_copies(
-    configured: Configured, monkeypatch: pytest.MonkeyPatch
+    configured: Configured, projects: list[Project]
 ) -> None:
-    monkeypatch.setattr(services, "start", lambda *_: [Container("web", "0123456789ab", "", "/")])
-    other = replace(PROJECT, run='{"services": {"web": {"environment": {"LEVEL": "2"}}}}')
-    both = [_with_services(configured(fork="samples"), project) for project in (PROJECT, other)]
-    for number, machines in enumerate(both):
-        await bring_up_sample(machines, ORIGIN, number, start_services)
+    projects[1] = replace(PROJECT, run='{"services": {"web": {"environment": {"LEVEL": "2"}}}}')
+    both = [await _up(configured(fork="samples"), number) for number in range(2)]
     assert [machines.snapshot for machines in both] == ["", ""]
     for machines in both:
         machines.destroy()
@@ -392,10 +360,10 @@ async def test_another_sample_eval_or_configuration_is_never_a_copy(session: Ses
     others = [
         await _up(forking),
         await _up(forking, "1"),
-        await _up(forking, origin=Origin("task", "other", "1")),
+        await _up(forking, begins="in another eval"),
         await _up(configured(fork="epochs", ttl="3h")),
         await _up(configured(fork="samples")),
-        await _up(configured(fork="samples"), origin=Origin("task", "other", "1")),
+        await _up(configured(fork="samples"), begins="in another eval"),
         await _up(configured(fork="samples", ttl="3h")),
     ]
     assert len({machines.frozen_as for machines in others}) == 7
@@ -407,7 +375,7 @@ async def test_another_sample_eval_or_configuration_is_never_a_copy(session: Ses
 
 @pytest.mark.anyio
 async def test_without_an_eval_s_id_each_epoch_comes_up_anew(configured: Configured, cloud: FakeCloud) -> None:
-    machines = await _up(configured(fork="epochs"), origin=Origin("task"))
+    machines = await _up(configured(fork="epochs"), begins="in none")
     assert (machines.frozen_as, cloud.frozen) == ("", {})
     machines.destroy()
 
@@ -423,3 +391,49 @@ async def test_what_a_killed_eval_has_frozen_is_removed_by_the_sweep(
     snapshots.leave(machines.session, machines.frozen_as)  # as the kernel does for a process that ended
     sweep.sweep(session, lambda _: session, None)
     _assert_nothing_left(session, cloud)
+
+
+# A sample reserves 2 dollars an hour, for four hours and the teardown.
+BUDGET_USD = 26
+
+
+def test_a_budget_for_three_of_five_samples_has_the_others_wait(
+    cloud: FakeCloud, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.usd = Decimal(1)
+    cloud.guest_defaults["programs"] = dict.fromkeys(("/bin/sh", "bash", "true"), b"")
+    monkeypatch.setenv("INSPECT_ASYNC_BACKEND", "asyncio")
+    monkeypatch.setattr(forks, "PAUSE_SECONDS", 0.05)
+    running: set[str] = set()
+    at_once: list[int] = []
+    reserved_usd: list[float] = []
+
+    @solver
+    def wait_for_three() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            machines = sandbox().as_type(ProvisionerSandbox).machines
+            running.add(machines.environment.id)
+            entries = machines.session.ledger.entries(unsettled=True)
+            at_once.append(len(running))
+            reserved_usd.append(sum(entry.reserved_micro_usd for entry in entries) / MICRO)
+            with anyio.fail_after(BOUND_SECONDS):
+                while max(at_once) < 3:
+                    await anyio.sleep(0.01)
+            running.discard(machines.environment.id)
+            return state
+
+        return solve
+
+    sandboxed = SandboxEnvironmentSpec("provisioner", configured(budget=BUDGET_USD))
+    task = Task(dataset=[Sample(input=name) for name in "abcde"], solver=wait_for_three(), sandbox=sandboxed)
+    [log] = eval(
+        task,
+        model="mockllm/model",
+        max_samples=5,
+        max_sandboxes=5,
+        log_dir=str(tmp_path / "logs"),
+        display="none",
+    )
+    assert (log.status, [sample.error for sample in log.samples or []]) == ("success", [None] * 5)
+    assert max(at_once) == 3
+    assert max(reserved_usd) <= BUDGET_USD

@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from provisioner.errors import UsageError
 from provisioner.inspect import evals, sandbox
 from provisioner.inspect.configuration import Configuration, configuration_of, from_log, with_metadata
+from provisioner.inspect.evals import Origin
 from provisioner.inspect.failures import PreparationError
-from provisioner.inspect.origin import Origin
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import SETUP
@@ -30,7 +30,6 @@ from tests.unit.inspect.conftest import Configured
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The eval's directory, in which its process runs, which has said and used nothing yet."""
     monkeypatch.setattr(evals, "_used", set())
-    sandbox._tell_operator.cache_clear()
     directory = tmp_path / "eval"
     directory.mkdir()
     monkeypatch.chdir(directory)

@@ -31,7 +31,7 @@ from provisioner.errors import (
 )
 from provisioner.inspect import scoring
 from provisioner.inspect.configuration import Configuration, Machine
-from provisioner.inspect.losses import LossError
+from provisioner.inspect.failures import LossError
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.inspect.scoring import score_metr_task
 from provisioner.machines.connect import connect

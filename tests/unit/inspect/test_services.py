@@ -11,9 +11,11 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 import urllib.parse
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,12 +27,11 @@ from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
 from provisioner.errors import CommandTimeoutError, MachineLostError, ProvisionerError, TaskError
 from provisioner.inspect import sandbox, services
 from provisioner.inspect.compose_project import Project
-from provisioner.inspect.configuration import Configuration, configuration_of
-from provisioner.inspect.losses import LossError
-from provisioner.inspect.memory import Watch
+from provisioner.inspect.configuration import Configuration, Machine, configuration_of
+from provisioner.inspect.failures import LossError, NotUpError
 from provisioner.inspect.sample import SampleMachines
-from provisioner.inspect.sandbox import ProvisionerSandbox
-from provisioner.inspect.services import Container, ServiceSandbox, start
+from provisioner.inspect.sandbox import ProvisionerSandbox, ServiceSandbox
+from provisioner.inspect.services import MEMORY_PROGRAM, Container, Watch, on_console, start, wait_until_ready
 from provisioner.models import Role
 from provisioner.ssh.calls import Calls
 from provisioner.ssh.connection import Connection
@@ -234,49 +235,13 @@ async def test_a_command_runs_in_the_container_as_the_call_says() -> None:
     assert (machine.options[1]["user"], machine.options[1]["cwd"]) == ("", "/srv")
 
 
-async def test_null_characters_in_paths_reach_no_machine() -> None:
-    machine = _Machine()
-    sandbox = _sandbox(machine)
-    for call in (sandbox.read_file("a\0"), sandbox.write_file("a\0", ""), sandbox.exec(["a"], cwd="\0")):
-        with pytest.raises(ValueError, match="embedded null byte"):
-            await call
-    assert machine.calls == []
-
-
-async def test_a_command_that_times_out_is_an_error_with_its_output_and_the_callers_limit() -> None:
-    def answer(_: list[str]) -> Completed:
-        raise CommandTimeoutError("x did not end within 1 s.")
-
-    with pytest.raises(TimeoutError, match="after 1 seconds"):
-        await _sandbox(_Machine(answer)).exec(["x"], timeout=1)
-
-
-@pytest.mark.parametrize("code", [124, 143])
-async def test_a_commands_own_exit_code_is_no_time_out(code: int) -> None:
-    done = await _sandbox(_Machine(lambda _: _says(code, "x"))).exec(["x"], timeout=1)
-    assert done.returncode == code
-
-
-async def test_a_program_that_may_not_be_executed_is_an_error() -> None:
-    said = Completed(126, b"", b'exec: "x": permission denied\n', errno.EACCES)
-    with pytest.raises(PermissionError):
-        await _sandbox(_Machine(lambda _: said)).exec(["x"], timeout=5)
-
-
-async def test_a_command_that_could_not_be_started_is_a_result() -> None:
-    said = Completed(127, b"", b'exec: "x": executable file not found in $PATH\n', errno.ENOENT)
-    done = await _sandbox(_Machine(lambda _: said)).exec(["x"])
-    assert (done.returncode, done.stdout) == (127, "")
-    assert "x" in done.stderr
-
-
 @pytest.mark.parametrize("said", [Completed(127, b"", b"gone", errno.ESRCH), _says(137)], ids=["said", "died"])
 async def test_only_a_container_that_is_gone_is_unavailable(said: Completed) -> None:
     def answer(**state: Any) -> _Machine:
         return _Machine(lambda argv: _says(0, _state(**state)) if argv[0] == "engine" else said)
 
     gone = {"status": "exited", "exit_code": 137, "pid": 0}
-    with pytest.raises(SandboxUnavailableError, match="The container of the service web does not run: 'exited, exit"):
+    with pytest.raises(SandboxUnavailableError, match="The container of the service web does not run: exited, exit"):
         await _sandbox(answer(**gone)).exec(["x"])
     with pytest.raises(SandboxUnavailableError, match="does not run"):
         await _sandbox(answer(**gone)).read_file("x")
@@ -473,3 +438,255 @@ async def test_a_sample_whose_service_fails_says_why(
     assert "its last words" in str(raised.value)
     assert "The cloud says" not in str(raised.value)  # as of a machine that is lost
     assert cloud.existing() == []
+
+
+HEX = "ab" * 32
+MACHINE = (
+    "6,{number},1234,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,"
+    "task_memcg=/system.slice/docker-" + HEX + ".scope,task=java,pid=812,uid=0"
+)
+LIMIT = (
+    "6,7,1234,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,mems_allowed=0,"
+    "oom_memcg=/system.slice/docker-" + HEX + ".scope,task_memcg=/system.slice/docker-" + HEX + ".scope/call-1-2,"
+    "task=a,b\x1b[0m,pid=5,uid=1000"
+)
+CALM = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+FULL = CALM.replace("full avg10=0.00 avg60=0.00", "full avg10=80.00 avg60=61.50")
+
+
+def _watch() -> Watch:
+    watch = Watch()
+    watch.services = {HEX: "web"}
+    return watch
+
+
+def _told(said: Any, watch: Watch | None = None, role: Role = "primary") -> list[str]:
+    stdout = json.dumps(said).encode()
+    connection = SimpleNamespace(run=lambda *_, **__: Completed(0, stdout, b""))
+    return (watch or _watch()).look(role, cast(Calls, connection), 2)
+
+
+@pytest.mark.parametrize(
+    ("kills", "pressure", "says"),
+    [
+        (
+            [MACHINE.format(number=3)],
+            CALM,
+            "The kernel ended java (process 812) in the service web, out of memory: the machine's 2 GiB are full; "
+            "raise `memory_gb` of its machine (in a compose file: `x-provisioner`, `machines`).",
+        ),
+        ([LIMIT], CALM, "(process 5) in the service web, out of memory: it has reached the container's own limit; "),
+        (
+            [LIMIT.replace(f"oom_memcg=/system.slice/docker-{HEX}.scope", "oom_memcg=/containers.slice")],
+            CALM,
+            "in the service web, out of memory: the machine's 2 GiB are full; raise `memory_gb`",
+        ),
+        ([], FULL, "The machine's 2 GiB of memory are full: for 62 % of the last minute"),
+    ],
+    ids=["machine", "container", "all containers", "pressure"],
+)
+def test_what_is_short_is_told_with_the_setting_to_raise(kills: list[str], pressure: str, says: str) -> None:
+    watch = _watch()
+    [told] = _told([kills, pressure, {HEX: 3, "cd" * 32: 5}], watch)
+    assert says in told
+    assert told.isprintable()
+    assert watch.restarts == {"web": 3}
+
+
+def test_each_end_is_told_once() -> None:
+    watch = _watch()
+    assert len(_told([[MACHINE.format(number=3)], CALM, {}], watch)) == 1
+    assert len(_told([[MACHINE.format(number=number) for number in (3, 4)], CALM, {}], watch)) == 1
+
+
+def test_another_machines_kernel_has_lines_of_its_own() -> None:
+    watch, said = _watch(), [[MACHINE.format(number=3)], CALM, {}]
+    assert [len(_told(said, watch, role)) for role in ("primary", "aux", "aux")] == [1, 1, 0]
+    assert len(watch.sentences) == 2
+
+
+def test_a_time_has_what_was_told_of_one_machine_since() -> None:
+    watch = _watch()
+    [early] = _told([[MACHINE.format(number=3)], CALM, {}], watch)
+    begin = time.monotonic()
+    [late] = _told([[MACHINE.format(number=4).replace("java", "tail")], CALM, {}], watch)
+    _told([[MACHINE.format(number=3)], CALM, {}], watch, "aux")
+    assert watch.since("primary", begin) == [late]
+    assert watch.since("primary", 0) == [early, late]
+
+
+def test_a_machine_that_invents_lines_takes_no_more_memory() -> None:
+    watch = _watch()
+    for look in range(100):
+        assert len(_told([[MACHINE.format(number=f"{look}{number}") for number in range(9)], CALM, {}], watch)) == 5
+    assert len(watch.sentences) == 100
+    assert sum(map(len, watch._lines.values())) == 100
+    assert _told([[MACHINE.format(number="1" * 5000)], CALM, {}], watch) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [],
+        {},
+        [[1, "x"], CALM, {}],
+        [["no kill"], "x", {HEX: "1"}],
+        "x",
+        [[], CALM, {HEX: -1}],
+        [[], CALM, {HEX: 10**9}],
+    ],
+)
+def test_false_words_of_a_machine_tell_nothing(said: Any) -> None:
+    watch = _watch()
+    assert (_told(said, watch), watch.restarts) == ([], {})
+
+
+def test_a_console_says_what_the_kernel_ended_last() -> None:
+    lines = [f"[   {number}.0] Out of memory: Killed process {number} (ja\x1bva) total-vm:9kB" for number in (7, 812)]
+    told = on_console("\n".join(["[    1.0] booted", *lines, "[  820.0] login:"]))
+    assert "Its console says: [   812.0] Out of memory: Killed process 812 (ja" in told
+    assert "memory_gb" in told
+    assert told.isprintable()
+    assert on_console("[    1.0] booted") == ""
+
+
+def test_the_program_says_what_this_kernel_says() -> None:
+    done = subprocess.run([sys.executable, "-I", "-c", MEMORY_PROGRAM], capture_output=True, check=False)
+    if done.returncode == 0:  # only root may read the kernel's words
+        kills, pressure, restarts = json.loads(done.stdout)
+        assert isinstance(kills, list)
+        assert "full avg10" in pressure
+        assert isinstance(restarts, dict)
+    else:
+        assert b"Permission" in done.stderr or b"kmsg" in done.stderr
+
+
+def test_the_program_passes_over_files_of_containers_that_go_or_change(tmp_path: Path) -> None:
+    (tmp_path / "kmsg").write_text(MACHINE.format(number=3))
+    (tmp_path / "pressure").write_text(CALM)
+    files = {"cut": '{"RestartCount": ', "new": "{}", HEX: '{"RestartCount": 2}'}
+    for name in ("gone", *files):
+        config = tmp_path / "containers" / name / "config.v2.json"
+        config.parent.mkdir(parents=True)
+        config.write_text(files[name]) if name in files else config.symlink_to("removed")
+    program = MEMORY_PROGRAM
+    for path, instead in (
+        ("/dev/kmsg", "kmsg"), ("/var/lib/docker/containers", "containers"), ("/proc/pressure/memory", "pressure")
+    ):  # fmt: skip
+        program = program.replace(path, str(tmp_path / instead))
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=True)
+    assert json.loads(done.stdout) == [[MACHINE.format(number=3)], CALM, {HEX: 2}]
+
+
+@dataclass
+class Machines:
+    """Answers as a machine whose services end, one state after the other; the last stays.
+
+    Args:
+        states: how often each service has ended, and how.
+        journal: of each.
+        is_ready: whether `ready` succeeds in time.
+    """
+
+    states: list[dict[str, tuple[int, str]]]
+    journal: bytes = b"Traceback\nModuleNotFoundError: flask\n"
+    is_ready: bool = True
+    seconds: float = 0.0
+    asked: list[list[str]] = field(default_factory=list)
+
+    def run(self, argv: list[str], **_: Any) -> Completed:
+        """Runs a program."""
+        self.asked.append(argv)
+        if argv[0] == "journalctl":
+            return Completed(0, self.journal, b"")
+        if argv[0] == "bash":
+            if not self.is_ready:
+                raise CommandTimeoutError("late")
+            return Completed(0, b"", b"")
+        states = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        blocks = [f"Id={name}.service\nNRestarts={ends}\nResult={result}\n" for name, (ends, result) in states.items()]
+        return Completed(0, "\n".join(blocks).encode(), b"")
+
+    def pause(self) -> None:
+        """Waits a moment."""
+        self.seconds += 1
+
+
+BOX = Machine(name="box", services=(("web", "python3 app.py"),))
+
+
+@pytest.fixture
+def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine, Machines], list[str]]:
+    """Waits for a machine, by a clock of its own."""
+
+    def waited(machine: Machine, machines: Machines) -> list[str]:
+        monkeypatch.setattr("provisioner.inspect.services.time.monotonic", lambda: machines.seconds)
+        return wait_until_ready(machine, cast(Calls, machines), machines.pause)
+
+    return waited
+
+
+Wait = Callable[[Machine, Machines], list[str]]
+
+
+def test_services_that_stay_up_are_not_waited_for(wait: Wait) -> None:
+    machines = Machines([{"web": (0, "success")}])
+    assert wait(BOX, machines) == []
+    assert (machines.seconds, len(machines.asked)) == (0, 1)
+    assert wait(Machine(), machines) == []
+    assert len(machines.asked) == 1
+
+
+def test_a_service_that_never_stays_up_is_an_error_with_its_last_words(wait: Wait) -> None:
+    machines = Machines([{"web": (number, "exit-code")} for number in range(1, 200)])
+    with pytest.raises(NotUpError, match="web of machine box has ended 61 times, and does not stay up") as caught:
+        wait(BOX, machines)
+    assert caught.value.details == "Traceback\nModuleNotFoundError: flask"
+
+
+def test_a_service_that_has_ended_three_times_and_stays_up_is_told(wait: Wait) -> None:
+    machines = Machines([{"web": (number, "exit-code")} for number in (1, 2, 3)])
+    [note] = wait(BOX, machines)
+    assert note.startswith("The service web of machine box has ended 3 times. It said last:\nTraceback\n")
+    assert machines.seconds == 12
+
+
+def test_a_service_that_runs_again_and_again_by_design_is_told(wait: Wait) -> None:
+    machines = Machines([{"web": (number, "success")} for number in range(1, 200)])
+    [note] = wait(BOX, machines)
+    assert "has ended 61 times" in note
+
+
+@pytest.mark.parametrize(("ready", "text"), [(8000, "exec 3<>/dev/tcp/127.0.0.1/8000"), ("test -e /x", "test -e /x")])
+def test_the_sample_waits_for_what_the_configuration_says(wait: Wait, ready: int | str, text: str) -> None:
+    machines = Machines([{"web": (4, "exit-code")}])
+    [note] = wait(BOX.model_copy(update={"ready": ready}), machines)
+    assert machines.asked[0][-1] == text
+    assert "has ended 4 times" in note
+    assert machines.seconds == 0
+
+
+def test_a_machine_that_does_not_become_ready_is_an_error_with_its_services_last_words(wait: Wait) -> None:
+    machines = Machines([{"web": (1, "exit-code"), "db": (0, "success")}], is_ready=False)
+    machine = BOX.model_copy(update={"ready": 80, "services": (*BOX.services, ("db", "sleep 9d"))})
+    with pytest.raises(NotUpError, match="box is not ready: nothing listens at port 80 after 300 s") as caught:
+        wait(machine, machines)
+    assert "The service web of machine box has ended 1 times:\nTraceback" in str(caught.value.details)
+    assert "db" not in str(caught.value.details)
+
+
+def test_what_a_machine_says_is_bounded_and_printable(wait: Wait) -> None:
+    machines = Machines([{"web": (9, "exit-code")}], journal=b"\x1b]0;title\x07 words\n" * 4000)
+    [note] = wait(BOX.model_copy(update={"ready": "true"}), machines)
+    assert len(note) < 2200
+    assert "\x1b" not in note
+    for garbage in ("Id=web.service\nNRestarts=" + "9" * 5000, "Id=other.service\nNRestarts=7", "\n\n\n=\n\n", "\0"):
+        machines.run = lambda argv, said=garbage, **_: Completed(0, said.encode(), b"")  # type: ignore[method-assign]
+        assert wait(BOX, machines) == []
+
+
+def test_the_port_is_a_number_of_a_port() -> None:
+    assert Machine(ready=80).ready == 80
+    for wrong in (0, 70000, True, 1.5):
+        with pytest.raises(ValueError, match="ready"):
+            Machine.model_validate({"ready": wrong})

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
 import anyio
 import pytest
 
+from provisioner.config import Settings
 from provisioner.errors import BudgetError, ShortageError
-from provisioner.inspect import blocking, forks
+from provisioner.inspect import blocking, forks, sample
 from provisioner.inspect.configuration import Configuration, Machine
-from provisioner.inspect.origin import Origin
+from provisioner.inspect.evals import Origin
 from provisioner.inspect.sample import SampleMachines
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.inspect.conftest import Configured
@@ -77,12 +82,6 @@ async def test_samples_that_wait_for_budget_let_others_finish(
             await blocking.end(first.destroy)
     assert len(up) == 3
     assert first.session.ledger.entries(unsettled=True) == []
-
-
-async def test_a_sample_that_does_not_fit_fails_if_nothing_else_runs(paid: Configured) -> None:
-    alone = await _sample(paid, "alone", budget=1)
-    with anyio.fail_after(BOUND_SECONDS), pytest.raises(BudgetError):
-        await forks.bring_up(alone)
 
 
 async def test_a_sample_that_never_fits_does_not_wait(paid: Configured) -> None:
@@ -170,3 +169,46 @@ async def test_machines_that_never_fit_are_an_error(
     machines = await blocking.end(lambda: SampleMachines(configuration, Origin("task", "eval", "alone")))
     with anyio.fail_after(BOUND_SECONDS), pytest.raises(ShortageError, match="no room"):
         await forks.bring_up(machines)
+
+
+def test_samples_that_begin_at_once_share_one_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly() -> Settings:
+        time.sleep(0.1)
+        return Settings()
+
+    def slots() -> int:
+        time.sleep(0.1)
+        return 1
+
+    monkeypatch.setattr(sample, "load_settings", slowly)
+    monkeypatch.setattr(sample, "host_slots", slots)
+    together = threading.Barrier(16)
+
+    def begin(_: int) -> tuple[str | None, int]:
+        together.wait(BOUND_SECONDS)
+        return sample.process_spending(Decimal("12.3456")).command, id(sample.apply_batcher())
+
+    monkeypatch.setattr(sample, "_SHARED", {})
+    with ThreadPoolExecutor(16) as threads:
+        made = set(threads.map(begin, range(16)))
+    assert len(made) == 1
+
+
+def test_threads_at_once_say_a_thing_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(deque[tuple[str, ...]]):
+        def __contains__(self, words: object) -> bool:
+            is_known = super().__contains__(words)
+            time.sleep(0.05)
+            return is_known
+
+    monkeypatch.setattr(blocking, "SAID", Slow())
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(lambda _: blocking.is_new("word"), range(8))) == 1
+
+
+def test_what_was_said_is_remembered_up_to_a_bound() -> None:
+    assert [blocking.is_new("first"), blocking.is_new("first")] == [True, False]
+    for number in range(2000):
+        blocking.is_new(str(number))
+    assert len(blocking.SAID) == 1000
+    assert blocking.is_new("first")
