@@ -319,11 +319,6 @@ def _refusal(connection: Connection, entry: Entry, budget: Budget) -> BudgetErro
     )
 
 
-def by_day(entry: Entry) -> str:
-    """Returns the day of the launch (UTC), such as 2026-01-31."""
-    return entry.launched_at.strftime("%Y-%m-%d")
-
-
 class Total(Record):
     """The reserved and actual cost of a group of entries, in millionths of a US dollar."""
 
@@ -334,10 +329,11 @@ class Total(Record):
 
 
 def totals(entries: Sequence[Entry], group: str) -> list[Total]:
-    """Sums entries by environment, batch, family, project or day, in order of the first launch. Pure."""
+    """Sums entries by environment, batch, family, project or day (UTC), in order of the first launch. Pure."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
-        groups.setdefault(by_day(entry) if group == "day" else str(getattr(entry, group)), []).append(entry)
+        name = entry.launched_at.strftime("%Y-%m-%d") if group == "day" else str(getattr(entry, group))
+        groups.setdefault(name, []).append(entry)
     return [
         Total(
             group=name,
@@ -347,10 +343,6 @@ def totals(entries: Sequence[Entry], group: str) -> list[Total]:
         )
         for name, members in groups.items()
     ]
-
-
-def _new_command() -> str:
-    return secrets.token_hex(8)
 
 
 class Spending(Record):
@@ -365,7 +357,7 @@ class Spending(Record):
         projects: US dollars for all launches of a project, by its name.
     """
 
-    command: str = Field(default_factory=_new_command)
+    command: str = Field(default_factory=lambda: secrets.token_hex(8))
     project: str = "default"
     batch: str = ""
     budget: Decimal | None = None

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, cast
+from typing import IO, Any, Literal, NamedTuple
 
 from python_terraform import IsFlagged, Terraform
 
@@ -96,7 +96,12 @@ def run(
         TerraformError: another process works on the root.
     """
     words, options = ARGUMENTS[command]
-    argv = _argv(words, operands, {**options, "parallelism": parallelism})
+    program = terraform_program(os.environ)
+    if program is None:
+        [(problem, remedy)] = problems()
+        raise HostError(problem, hint=remedy)
+    options = {**options, "parallelism": parallelism}
+    argv = _CommandLine(terraform_bin_path=program).generate_cmd_string(words, *operands, **options)
     environment = terraform_environment(os.environ, cloud_variables(os.environ))
     processes: list[subprocess.Popen[bytes]] = []
     with (directory / LOG).open("ab") as log, (directory / LOG).open("rb") as reader:
@@ -177,15 +182,6 @@ class _CommandLine(Terraform):  # type: ignore[misc]  # python-terraform is unty
 
     def read_state_file(self, file_path: str | None = None) -> None:
         """Does nothing: only Terraform reads its state."""
-
-
-def _argv(words: str, operands: Sequence[str], options: Mapping[str, object]) -> list[str]:
-    program = terraform_program(os.environ)
-    if program is None:
-        [(problem, remedy)] = problems()
-        raise HostError(problem, hint=remedy)
-    argv = _CommandLine(terraform_bin_path=program).generate_cmd_string(words, *operands, **options)
-    return cast("list[str]", argv)
 
 
 def _start(
@@ -271,7 +267,7 @@ def problems(least: tuple[int, int] = LEAST) -> list[tuple[str, str]]:
     if program := terraform_program(os.environ):
         product, version = _version(program)
         needed = LEAST_OPENTOFU if product is OPENTOFU else least
-        if version and _numbers(version)[: len(needed)] < needed:
+        if version and tuple(map(int, re.findall(r"\d+", version)))[: len(needed)] < needed:
             oldest = ".".join(map(str, needed))
             return [(f"{product.name} {version} is too old: {oldest} or newer is needed here.", product.hint)]
         return []
@@ -327,8 +323,3 @@ def _version(program: str) -> tuple[Product, str]:
     if match is None:
         return product_of(program), ""
     return OPENTOFU if match[1] == OPENTOFU.name else TERRAFORM, match[2]
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The first three numbers of a version."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])

@@ -102,11 +102,11 @@ def _template(name: str) -> Template:
 
 def render_values(environments: Mapping[str, EnvironmentSpec]) -> dict[str, str]:
     """Renders the file with the values, the only one that changes when an environment joins or leaves a stack."""
-    values = {name: _values(spec) for name, spec in environments.items()}
+    values = {
+        name: {
+            **spec.model_dump(exclude={"variables": True, "allowed_destinations": {"__all__": {"host_names"}}}),
+            **spec.variables.model_dump(mode="json"),
+        }
+        for name, spec in environments.items()
+    }
     return {VALUES: json.dumps({"environments": values}, indent=2)}
-
-
-def _values(spec: EnvironmentSpec) -> dict[str, object]:
-    data = spec.model_dump(exclude={"variables", "allowed_destinations"})
-    allowed = [{"cidr": allowed.cidr, "port": allowed.port} for allowed in spec.allowed_destinations]
-    return {**data, **spec.variables.model_dump(mode="json"), "allowed_destinations": allowed}

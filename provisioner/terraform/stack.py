@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from provisioner import strict_json
 from provisioner.errors import HostError, TerraformError
@@ -43,6 +43,8 @@ INSTALLED = "provisioner-installed"
 BACKEND = "terraform.tfstate"
 BACKEND_ASIDE = ".backend.tfstate"
 LOCK_FILE = ".terraform.lock.hcl"
+# Beside the stacks: what init has made for files that others of them have, too.
+CACHE = ".initialised"
 # In it, for each provider.
 PROVIDER = re.compile(r'^provider "([^"/]+/[^"]{1,100})" \{\n\s+version\s+= "([^"]{1,50})"', re.MULTILINE)
 # Files of `.terraform` that are worth copying are at most this large.
@@ -200,43 +202,38 @@ class Stack:
             except BlockingIOError:
                 tell(f"Waiting for another provisioner that works on the stack {self._directory.name}")
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            self._end_orphan()
+            # Under the lock, the controller of a running Terraform can only have been killed.
+            is_orphaned = is_locked(self._directory / LOCK)
+            if is_orphaned and not process.end(self._directory, self._patience_seconds):
+                raise TerraformError(
+                    f"A process of Terraform or OpenTofu that outlived its controller still works in "
+                    f"{self._directory}.",
+                    hint="End the processes that have its terraform.lock open, and try again.",
+                )
             yield
         finally:
             os.close(descriptor)
 
-    def _end_orphan(self) -> None:
-        """Ends a running Terraform. Under the lock, its controller can only have been killed."""
-        orphan = is_locked(self._directory / LOCK)
-        if orphan and not process.end(self._directory, self._patience_seconds):
-            raise TerraformError(
-                f"A process of Terraform or OpenTofu that outlived its controller still works in {self._directory}.",
-                hint="End the processes that have its terraform.lock open, and try again.",
-            )
-
     def _drop(self, environment_ids: Collection[str]) -> bool:
-        """Removes environments from the values. If none would remain, changes nothing and returns False."""
-        values = {name: value for name, value in self._values().items() if name not in environment_ids}
-        if values:
-            write_atomically(self._directory / VALUES, json.dumps({"environments": values}, indent=2))
-        return bool(values)
-
-    def _values(self) -> dict[str, Any]:
-        """Reads the values of the stack's environments.
+        """Removes environments from the values. If none would remain, changes nothing and returns False.
 
         Raises:
             TerraformError: the file is damaged. As an empty one, it would have the whole stack destroyed.
         """
         path = self._directory / VALUES
         try:
-            return cast(dict[str, Any], strict_json.load_file(dict[str, Any], path)["environments"])
+            values = strict_json.load_file(dict[str, Any], path)["environments"]
         except FileNotFoundError:
-            return {}
+            return False
         except (OSError, ValueError, KeyError) as error:
             raise TerraformError(
                 f"{path} cannot be read: {type(error).__name__}.",
                 hint="It is damaged or was changed by hand. `provisioner destroy` removes the machines without it.",
             ) from error
+        kept = {name: value for name, value in values.items() if name not in environment_ids}
+        if kept:
+            write_atomically(path, json.dumps({"environments": kept}, indent=2))
+        return bool(kept)
 
     def _delete(self) -> None:
         if self._directory.exists():
@@ -299,7 +296,7 @@ class Stack:
 
     def _copy_cached(self, digest: str) -> bool:
         """Copies the result of init from a stack with the same files: init reads the provider's 600 MB each time."""
-        cached = self._cached / digest
+        cached = self._directory.parent / CACHE / digest
         links = [path for path in cached.rglob("*") if path.is_symlink()]
         if not cached.is_dir() or not all(link.exists() for link in links):
             return False
@@ -311,7 +308,7 @@ class Stack:
         return True
 
     def _cache(self, digest: str) -> None:
-        cached = self._cached / digest
+        cached = self._directory.parent / CACHE / digest
         # A provider that is copied, not linked, is too large to copy.
         copied = any(p.stat().st_size > COPIED_BYTES for p in (self._directory / INITIALISED).rglob("*") if p.is_file())
         if cached.exists() or copied:
@@ -324,10 +321,6 @@ class Stack:
                 shutil.copyfile(self._directory / LOCK_FILE, whole / LOCK_FILE)
             with contextlib.suppress(OSError):  # another controller was faster
                 whole.rename(cached)
-
-    @property
-    def _cached(self) -> Path:
-        return self._directory.parent / ".initialised"
 
     def _digest(self, with_backend: bool = True) -> str:
         files = sorted(self._directory.glob("*.tf"))
@@ -369,11 +362,8 @@ class Stack:
             if reason is None or is_behind or attempt >= len(pauses):
                 raise transcript.error(command, code)
             tell(f"{product.command} {command} failed: {reason}; trying again in {pauses[attempt]:.0f} s")
-            self._pause(pauses[attempt])
+            end = time.monotonic() + pauses[attempt]
+            while (left := end - time.monotonic()) > 0:
+                self._check()
+                time.sleep(min(left, CHECK_SECONDS))
         raise AssertionError("the last attempt returns or raises")
-
-    def _pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            self._check()
-            time.sleep(min(left, CHECK_SECONDS))

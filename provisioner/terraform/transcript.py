@@ -76,16 +76,14 @@ class Transcript:
         if message.get("type") == "outputs":
             self.outputs = {name: output.get("value") for name, output in message["outputs"].items()}
         if message.get("type") == "provision_progress":
-            self._note(str(message["hook"].get("output", "")))
+            line = str(message["hook"].get("output", ""))
+            note = beginning(line.removeprefix(NOTE_OF_A_PROGRAM), LINE_CHARACTERS)
+            if note != line and note not in self._told:
+                self._told.add(note)
+                self._tell(note)
         diagnostic = message.get("diagnostic") or {}
         if diagnostic.get("severity") == "error":
             self._errors.append(diagnostic)
-
-    def _note(self, line: str) -> None:
-        note = beginning(line.removeprefix(NOTE_OF_A_PROGRAM), LINE_CHARACTERS)
-        if note != line and note not in self._told:
-            self._told.add(note)
-            self._tell(note)
 
     @property
     def passing(self) -> str | None:
@@ -97,42 +95,42 @@ class Transcript:
             return reason.replace("it", f"{refused[1].lower()}:{refused[2]}", 1)
         return reason
 
-    @property
-    def _environments(self) -> frozenset[str]:
-        addresses = [str(error.get("address", "")) for error in self._errors]
-        return frozenset(match[1] for address in addresses if (match := _ENVIRONMENT.match(address)))
-
     def error(self, command: str, code: int) -> TerraformError:
         """Returns the error to raise: Terraform's summaries, and as details at most one screen of its last lines."""
         whole = dict.fromkeys(str(error.get("summary", "")) for error in self._errors)
         summaries = dict.fromkeys(summary[:200] for summary in whole)
         lines = [line for error in self._errors for line in str(error.get("detail", "")).splitlines()]
-        shown = (lines if self._errors else list(self._last))[-DETAIL_LINES:]
+        shown = lines if self._errors else list(self._last)
         said = "\n".join([*whole, *lines])
         if STATE_LOCKED in said.lower():
             return TerraformError(
                 f"{self._tool} {command} did nothing: another controller is working on this stack.",
                 hint="Try again later. If it was killed, or its credentials ended, run "
                 f"`{self._tool} force-unlock` in the stack's directory.",
-                details="\n".join(beginning(line, LINE_CHARACTERS) for line in shown),
+                details=_screen(shown),
                 said=said,
             )
         if any(words in said.lower() for words in FOREIGN_PROVIDER):
             # Terraform's advice would install it.
-            names = [line for line in (*self._last, *lines) if "lockfile" not in line][-DETAIL_LINES:]
-            by_opentofu = self._tool == TERRAFORM.command and any(OPENTOFU.registry in name for name in names)
+            names = [line for line in (*self._last, *lines) if "lockfile" not in line]
+            by_opentofu = self._tool == TERRAFORM.command and OPENTOFU.registry in _screen(names)
             switch = f"If OpenTofu wrote it, set PROVISIONER_TERRAFORM={OPENTOFU.command}. " if by_opentofu else ""
             return TerraformError(
                 "The state names a provider that this stack does not use. It was not started, and nothing was changed.",
                 hint=f"{switch}Find out who changed this terraform state, and restore an earlier version of it. Do not "
                 f"run `{self._tool} init` by hand: it would install that provider.",
-                details="\n".join(beginning(line, LINE_CHARACTERS) for line in names),
+                details=_screen(names),
                 said=said,
             )
+        addresses = [str(error.get("address", "")) for error in self._errors]
         return TerraformError(
             f"{self._tool} {command} failed: {'; '.join(summaries) or f'exit code {code}'}.",
-            details="\n".join(beginning(line, LINE_CHARACTERS) for line in shown),
-            environments=self._environments,
+            details=_screen(shown),
+            environments=frozenset(match[1] for address in addresses if (match := _ENVIRONMENT.match(address))),
             said=said,
             throttled=self.passing == THROTTLED,
         )
+
+
+def _screen(lines: list[str]) -> str:
+    return "\n".join(beginning(line, LINE_CHARACTERS) for line in lines[-DETAIL_LINES:])

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from provisioner.clouds.aws import policy, setup
+from provisioner.clouds.aws import rights, setup
 from tests.aws.rights.calls import Call
 from tests.aws.rights.evaluator import Request, allowed
 from tests.aws.rights.requests import ACCOUNT, requests
 
 # IAM, "IAM and AWS STS quotas": a managed policy holds 6,144 characters, white space not counted.
 POLICY_CHARACTERS = 6144
-DAILY = policy.policy("s3://bucket/prefix")
+DAILY = rights.policy("s3://bucket/prefix")
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/provisioner-scheduler"
 OTHER_ROLE = f"arn:aws:iam::{ACCOUNT}:role/administrator"
 OUR_TAGS = {"provisioner:owner": "me", "provisioner:environment": "e-1"}
@@ -274,5 +274,5 @@ def test_the_administrators_rights_reach_one_role() -> None:
 
 
 def test_the_policies_fit_into_managed_policies() -> None:
-    for document in (policy.policy("s3://" + "b" * 63 + "/" + "p" * 60), setup.policy()):
+    for document in (rights.policy("s3://" + "b" * 63 + "/" + "p" * 60), setup.policy()):
         assert len(json.dumps(document, separators=(",", ":"))) <= POLICY_CHARACTERS

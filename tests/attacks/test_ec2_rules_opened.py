@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.clouds.aws.network import isolation
+from provisioner.clouds.aws import isolation
 from provisioner.machines.create import create_machines
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Destination, Environment

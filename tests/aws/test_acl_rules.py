@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.clouds.aws import images
+from provisioner.clouds.aws import catalogue, images
 from provisioner.clouds.aws.api import Api
-from provisioner.clouds.aws.instances import instance_catalogue
-from provisioner.clouds.aws.network.region import Network, find_network
+from provisioner.clouds.aws.network import Network, find_network
 from provisioner.errors import HostError, UsageError
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
@@ -75,9 +74,9 @@ def numbers(account: Account, environment: Environment, region: str) -> dict[str
 def test_a_joining_controller_gets_the_next_acl_number(
     account: Account, environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    region, shipped = "ap-northeast-1", instance_catalogue.shipped
+    region, shipped = "ap-northeast-1", catalogue.shipped
     # The snapshot has no prices there.
-    monkeypatch.setattr(instance_catalogue, "shipped", lambda _: shipped("us-east-1"))
+    monkeypatch.setattr(catalogue, "shipped", lambda _: shipped("us-east-1"))
 
     def opened(*own: str) -> Session:
         session = account.session(regions=(region,), controller_cidrs=own)

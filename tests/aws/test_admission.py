@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from provisioner.clouds.aws import account as account_module
-from provisioner.clouds.aws import images
+from provisioner.clouds.aws import catalogue, images
 from provisioner.clouds.aws.cloud import AwsCloud
-from provisioner.clouds.aws.instances import instance_catalogue
 from provisioner.config import Settings
 from provisioner.errors import HostError
 from provisioner.machines import claims
@@ -104,8 +103,8 @@ def test_what_has_been_admitted_already_is_no_error(
 def test_an_acl_without_room_forgets_the_oldest_address(
     account: Account, at_home: Session, environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shipped = instance_catalogue.shipped  # without prices there
-    monkeypatch.setattr(instance_catalogue, "shipped", lambda _: shipped("us-east-1"))
+    shipped = catalogue.shipped  # without prices there
+    monkeypatch.setattr(catalogue, "shipped", lambda _: shipped("us-east-1"))
     many = tuple(Destination(cidr=f"198.51.100.{number}/32", port=443) for number in range(1, 19))
     [record] = create_machines(at_home, [environment(at_home, aux=False, allowed=many)])
     moved = opened(account, MOVED, THIRD_REGION)

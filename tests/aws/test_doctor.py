@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.clouds.aws.cleanup.schedules import ROLE
+from provisioner.clouds.aws.schedules import ROLE
 from provisioner.clouds.aws.setup import POLICY
 from provisioner.errors import HostError
 from provisioner.machines.create import create_machines

@@ -12,10 +12,9 @@ from functools import partial
 import pytest
 
 from provisioner.clock import now
-from provisioner.clouds.aws import images
+from provisioner.clouds.aws import cleanup, images
 from provisioner.clouds.aws.api import ENVIRONMENT_TAG, Api
-from provisioner.clouds.aws.cleanup import clean_up
-from provisioner.clouds.aws.network.region import find_network
+from provisioner.clouds.aws.network import find_network
 from provisioner.environment import lifecycle
 from provisioner.errors import CapacityError, HostError, TerraformError
 from provisioner.family.loader import load_family
@@ -141,8 +140,8 @@ def test_a_spot_request_that_stays_is_named_with_the_reason(
     with monkeypatch.context() as patch:
         patch.setattr(SpotRequest, "state", "open")  # it could still start another instance
         with pytest.raises(HostError, match=r"Cancelling the spot requests.*UnauthorizedOperation"):
-            clean_up.remove(Api(None, REGION), REGION, record.id, just_created=True)
-        [request] = clean_up.remaining(Api(None, REGION), REGION, record.id)
+            cleanup.remove(Api(None, REGION), REGION, record.id, just_created=True)
+        [request] = cleanup.remaining(Api(None, REGION), REGION, record.id)
         assert request.startswith("spot request sir-")
     assert account.everything() == NOTHING  # all that costs money is gone
 
@@ -351,13 +350,13 @@ def test_resources_without_tags_are_no_lack_of_rights(
     )  # fmt: skip
     api.inject(Fault("DeleteKeyPair", "UnauthorizedOperation", status="403 Forbidden"))
     with monkeypatch.context() as patch:
-        patch.setattr(clean_up, "REFUSED_SECONDS", 1.0)
+        patch.setattr(cleanup, "REFUSED_SECONDS", 1.0)
         with pytest.raises(HostError, match=r"Deleting the key pair.*UnauthorizedOperation"):
-            clean_up.remove(Api(None, REGION), REGION, record.id)
+            cleanup.remove(Api(None, REGION), REGION, record.id)
     api.faults.clear()
     # EC2 lists it for some seconds more.
     stale = api.inject(Fault("DeleteKeyPair", "UnauthorizedOperation", status="403 Forbidden", times=2))
-    clean_up.remove(Api(None, REGION), REGION, record.id)
+    cleanup.remove(Api(None, REGION), REGION, record.id)
     assert len(stale.hits) == 2
     assert account.everything() == NOTHING
 

@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from moto.ec2.models import ec2_backends
 
-from provisioner.clouds.aws import instance_watch
-from provisioner.clouds.aws.cleanup import clean_up
+from provisioner.clouds.aws import cleanup, instance_watch
 from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.models import Endpoint, Environment
 from provisioner.session import Session
@@ -118,7 +117,7 @@ def test_environments_that_end_together_share_their_looks(
     ending = threading.Thread(target=end)
     ending.start()
     with ThreadPoolExecutor(ENVIRONMENTS) as pool:
-        for _ in pool.map(lambda each: clean_up.remove(found, REGION, each.id), running):
+        for _ in pool.map(lambda each: cleanup.remove(found, REGION, each.id), running):
             pass
     ending.join()
     assert all(machine._state.name == "terminated" for machine in machines)
@@ -133,7 +132,7 @@ def test_an_environment_is_removed_although_aws_throttles(
     assert isinstance(session.cloud, AwsCloud)
     # More often than boto3 repeats a request.
     fault = api.inject(Fault(action, "RequestLimitExceeded", status="503 Service Unavailable", times=6))
-    clean_up.remove(session.cloud.account.api, REGION, running[0].id)
+    cleanup.remove(session.cloud.account.api, REGION, running[0].id)
     assert len(fault.hits) == 6
     ids = [endpoint.instance_id for endpoint in running[0].endpoints.values()]
     [group] = [g["Instances"] for g in account.client().describe_instances(InstanceIds=ids)["Reservations"]]
@@ -175,7 +174,7 @@ def test_new_resources_are_looked_for_until_visible(account: Account) -> None:
     session = account.session()
     record = launched(account, session)
     assert isinstance(session.cloud, AwsCloud)
-    clean_up.remove(session.cloud.account.api, REGION, record.id, just_created=True)
+    cleanup.remove(session.cloud.account.api, REGION, record.id, just_created=True)
     assert state_of(account, record) == "terminated"
 
 

@@ -9,7 +9,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from provisioner.clouds.aws.cleanup.schedules import role_arn
+from provisioner.clouds.aws.schedules import role_arn
 from tests.aws.account import AMI, REGION, Account
 from tests.aws.proxy import FaultyApi
 from tests.aws.rights.requests import ACCOUNT

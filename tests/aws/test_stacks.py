@@ -13,7 +13,7 @@ from moto.ec2.models.instances import StateReason
 
 from provisioner.clouds.aws import stacks
 from provisioner.clouds.aws.api import Api
-from provisioner.clouds.aws.network.region import Networks, find_network
+from provisioner.clouds.aws.network import Networks, find_network
 from provisioner.errors import HostError, StillThereError
 from provisioner.machines.create import create_machines, create_shared_network, stack_of
 from provisioner.machines.destroy import destroy_machines

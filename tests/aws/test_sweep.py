@@ -13,8 +13,8 @@ import pytest
 from moto.scheduler.models import scheduler_backends
 
 from provisioner.clock import now
+from provisioner.clouds.aws import cleanup, schedules
 from provisioner.clouds.aws.api import Api
-from provisioner.clouds.aws.cleanup import clean_up, schedules
 from provisioner.environment import sweep
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.models import Environment
@@ -71,7 +71,7 @@ def test_none_of_fifteen_hundred_strangers_is_touched(
     ours = {start_strangers(account, 1, {**tags, "provisioner:environment": name})[0] for name in orphans}
     ours.add(record.endpoints["primary"].instance_id or "")
     # EC2 answers in pages. They are small here, so that there are several.
-    monkeypatch.setattr(clean_up, "PAGE", 5)
+    monkeypatch.setattr(cleanup, "PAGE", 5)
     assert running(account) == set(theirs) | ours
     assert swept(session, dry_run=True) == sorted([record.id, *orphans])
     assert any(request["Action"] == "DescribeInstances" and "NextToken" in request for request in api.requests)

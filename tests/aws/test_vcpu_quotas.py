@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from provisioner.clouds.aws import images
-from provisioner.clouds.aws.instances import vcpu_quota
+from provisioner.clouds.aws import images, vcpu_quota
 from provisioner.errors import CapacityError, UnavailableError
 from provisioner.family.manifest import Resources
 from provisioner.machines.create import create_machines

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.aws.instances import user_data
+from provisioner.clouds.aws import machines
 from provisioner.environment import lifecycle
 from provisioner.errors import UsageError
 from provisioner.family.loader import load_family
@@ -61,7 +61,7 @@ def _assert_booting_told_nothing_that_matters(session: Session, environment: Env
         return
     told = json.loads(found)
     # What we told it: see tests/attacks/test_machine_metadata.py.
-    assert told.pop("user-data") == user_data.path(session.home, environment, "primary").read_text()
+    assert told.pop("user-data") == machines.user_data_path(session.home, environment, "primary").read_text()
     controller = session.environments.key(environment.id, "controller").public
     assert {value.strip() for path, value in told.items() if "public-keys" in path} == {controller.strip()}
     # The rest describes the machine. There are neither credentials nor tags.

@@ -13,8 +13,8 @@ from typing import Self
 
 import boto3
 
+from provisioner.clouds.aws import schedules
 from provisioner.clouds.aws.api import Api
-from provisioner.clouds.aws.cleanup import schedules
 from provisioner.environment import sweep
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines

@@ -14,12 +14,10 @@ from provisioner.cli.commands.aws_check import check
 from provisioner.cli.options import ProfileOption
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
+from provisioner.clouds.aws import catalogue
 from provisioner.clouds.aws import setup as account_setup
 from provisioner.clouds.aws.api import Api, asking
-from provisioner.clouds.aws.costs import price_files
-from provisioner.clouds.aws.costs.pricing import PRICE_LIST
-from provisioner.clouds.aws.instances import instance_catalogue
-from provisioner.clouds.aws.policy import policy as rights
+from provisioner.clouds.aws.rights import policy as rights
 from provisioner.config import checked, load_settings
 from provisioner.errors import UsageError
 from provisioner.store.files import write_atomically
@@ -90,10 +88,10 @@ def refresh_prices(
 ) -> Result:
     """Reads AWS's public price list files, without credentials."""
     opened = session()
-    shipped = instance_catalogue.snapshot()
+    shipped = catalogue.snapshot()
     regions = [_region(name) for name in region] if region else sorted(shipped.prices)
-    price_list = price_files.fetch(regions, {machine_type.name for machine_type in shipped.types}, opened.progress.note)
-    path = output or opened.home.root / "market" / PRICE_LIST
+    price_list = catalogue.fetch(regions, {machine_type.name for machine_type in shipped.types}, opened.progress.note)
+    path = output or opened.home.root / "market" / catalogue.PRICE_LIST
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, price_list.model_dump_json(indent=1))
     count = sum(len(prices) for prices in price_list.prices.values())

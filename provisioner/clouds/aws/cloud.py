@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from provisioner.clouds.aws import dry_runs, policy
+from provisioner.clouds.aws import rights, schedules
 from provisioner.clouds.aws.account import LOCKFILE_TERRAFORM, Account
 from provisioner.clouds.aws.api import RIGHTS_HINT
-from provisioner.clouds.aws.cleanup import schedules
-from provisioner.clouds.aws.cleanup.clean_up import AwsCleanUp
+from provisioner.clouds.aws.cleanup import AwsCleanUp
 from provisioner.clouds.aws.images import AwsImages
-from provisioner.clouds.aws.instances.machines import AwsMachines
-from provisioner.clouds.aws.instances.placement import AwsPlacement
-from provisioner.clouds.aws.instances.vcpu_quota import MARKETS, STANDARD
-from provisioner.clouds.aws.network.isolation import AwsIsolation
-from provisioner.clouds.aws.network.region import Networks
+from provisioner.clouds.aws.isolation import AwsIsolation
+from provisioner.clouds.aws.machines import AwsMachines
+from provisioner.clouds.aws.network import Networks
+from provisioner.clouds.aws.placement import AwsPlacement
 from provisioner.clouds.aws.sizing import AwsSizing
 from provisioner.clouds.aws.stacks import AwsStacks, AwsVariables
+from provisioner.clouds.aws.vcpu_quota import MARKETS, STANDARD
 from provisioner.clouds.cloud import Cloud
 from provisioner.config import Settings
 from provisioner.errors import ProvisionerError
@@ -66,7 +65,7 @@ class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsIs
         problems = []
         try:
             identity = self.account.identity
-            if refused := policy.refused(self.account.api, self.region):
+            if refused := rights.refused(self.account.api, self.region):
                 problems.append((f"{identity.arn} lacks rights: {', '.join(refused)}", RIGHTS_HINT))
             schedules.require_role(self.account.api, identity.account)
         except ProvisionerError as error:
@@ -77,22 +76,21 @@ class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsIs
         """Says where machines start, and how old the prices are."""
         try:
             controllers = ", ".join(sorted(self.account.controllers))
+            prices = sorted({(price.as_of, price.source) for price in self.catalogue.prices.values()}, reverse=True)
+            sources = "; ".join(f"{source} ({as_of})" for as_of, source in prices) or "none known for this region"
+            rooms = {market: self.quotas.room(STANDARD, market) for market in MARKETS}
+            known = [f"{room.quota} {market}, {room.used} in use" for market, room in rooms.items() if room]
             return [
                 f"Account {self.account.identity.account}, region {self.region}; machines let in {controllers}.",
-                f"Prices: {self.pricing.sources()}.",
-                *self._quota_notes(),
+                f"Prices: {sources}.",
+                *([f"Quota of vCPUs in {self.region}, standard instances: {'; '.join(known)}."] if known else []),
             ]
         except ProvisionerError as error:
             return [error.message]
 
-    def _quota_notes(self) -> list[str]:
-        rooms = {market: self.quotas.room(STANDARD, market) for market in MARKETS}
-        known = [f"{room.quota} {market}, {room.used} in use" for market, room in rooms.items() if room]
-        return [f"Quota of vCPUs in {self.region}, standard instances: {'; '.join(known)}."] if known else []
-
     def missing_rights(self, environment: Environment) -> list[str]:
         """Asks EC2 for dry runs."""
-        return dry_runs.refused(self.account.api, environment.placement["region"], environment.id)
+        return rights.refused_on(self.account.api, environment.placement["region"], environment.id)
 
     def fallback(self) -> AwsCloud | None:
         """Returns the same cloud in the next region."""

@@ -135,32 +135,6 @@ def find(api: Api, region: str, name: str) -> Ami | None:
     return None
 
 
-def made_by_homes(api: Api, region: str) -> list[UnrecordedImage]:
-    """Lists the AMIs in a region that provisioner homes have made, this one or others, but for those in the making."""
-    filters = [{"Name": "tag-key", "Values": [IMAGE_TAG]}]
-    with asking(f"Looking for images in {region}"):
-        images = api.client("ec2", region).describe_images(Owners=["self"], Filters=filters)["Images"]
-    return [_described(image, region) for image in images if image["State"] != "pending"]
-
-
-def _described(image: dict[str, Any], region: str) -> UnrecordedImage:
-    disks = [device["Ebs"] for device in image.get("BlockDeviceMappings", []) if "Ebs" in device]
-    snapshots = [disk["SnapshotId"] for disk in disks if disk.get("SnapshotId")]
-    return UnrecordedImage(
-        name=tag(image, IMAGE_TAG),
-        region=region,
-        home=tag(image, HOME_TAG),
-        owner=tag(image, OWNER_TAG),
-        gib=sum(disk.get("VolumeSize", 0) for disk in disks),
-        created_at=image["CreationDate"],
-        used_at=image.get("LastLaunchedTime"),
-        removal=(
-            f"aws ec2 deregister-image --region {region} --image-id {image['ImageId']}",
-            *(f"aws ec2 delete-snapshot --region {region} --snapshot-id {snapshot}" for snapshot in snapshots),
-        ),
-    )
-
-
 def create(api: Api, region: str, instance_id: str, name: str, tags: dict[str, str]) -> Ami:
     """Turns a stopped instance's root volume into an AMI, and waits for it.
 
@@ -317,7 +291,32 @@ class AwsImages:
             remove(self.account.api, ami, image.name)
 
     def unrecorded_images(self, region: str) -> list[UnrecordedImage]:
-        """Lists the AMIs in a region that this home neither has nor makes."""
-        found = made_by_homes(self.account.api, region)
+        """Lists the AMIs in a region that homes have made, this one or others, and this home neither has nor makes."""
+        filters = [{"Name": "tag-key", "Values": [IMAGE_TAG]}]
+        with asking(f"Looking for images in {region}"):
+            ec2 = self.account.api.client("ec2", region)
+            images = ec2.describe_images(Owners=["self"], Filters=filters)["Images"]
         known = self.store.names()  # after the question: what was made meanwhile is known
-        return [image for image in found if image.name not in known]
+        return [
+            _unrecorded(image, region)
+            for image in images
+            if image["State"] != "pending" and tag(image, IMAGE_TAG) not in known
+        ]
+
+
+def _unrecorded(image: dict[str, Any], region: str) -> UnrecordedImage:
+    disks = [device["Ebs"] for device in image.get("BlockDeviceMappings", []) if "Ebs" in device]
+    snapshots = [disk["SnapshotId"] for disk in disks if disk.get("SnapshotId")]
+    return UnrecordedImage(
+        name=tag(image, IMAGE_TAG),
+        region=region,
+        home=tag(image, HOME_TAG),
+        owner=tag(image, OWNER_TAG),
+        gib=sum(disk.get("VolumeSize", 0) for disk in disks),
+        created_at=image["CreationDate"],
+        used_at=image.get("LastLaunchedTime"),
+        removal=(
+            f"aws ec2 deregister-image --region {region} --image-id {image['ImageId']}",
+            *(f"aws ec2 delete-snapshot --region {region} --snapshot-id {snapshot}" for snapshot in snapshots),
+        ),
+    )

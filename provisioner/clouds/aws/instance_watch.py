@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from provisioner.clouds.aws.api import Api, asking
@@ -158,3 +158,17 @@ class Watch:
             with asking("Looking for machines"):
                 for page in paginator.paginate(Filters=filters, PaginationConfig={"PageSize": PAGE}):
                     yield from (row for group in page["Reservations"] for row in group["Instances"])
+
+
+def metadata_is_off(instances: Iterable[Mapping[str, Any]], instance_ids: Iterable[str]) -> bool:
+    """Whether the metadata service of each machine is off, and that has taken effect. Pure.
+
+    Args:
+        instances: what EC2 says; a machine that it does not name may have its service on.
+        instance_ids: the machines' ids, at least one.
+    """
+    options = {instance["InstanceId"]: instance["MetadataOptions"] for instance in instances}
+    machines = [options.get(instance_id, {}) for instance_id in instance_ids]
+    return bool(machines) and all(
+        machine.get("HttpEndpoint") == "disabled" and machine.get("State") == "applied" for machine in machines
+    )

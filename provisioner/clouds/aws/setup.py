@@ -11,7 +11,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from provisioner.clouds.aws.api import ENVIRONMENT_TAG, asking, code_of
-from provisioner.clouds.aws.cleanup.schedules import ROLE, role_arn
+from provisioner.clouds.aws.schedules import ROLE, role_arn
 
 POLICY = "terminate-provisioner-instances"
 SPOT_SERVICE = "spot.amazonaws.com"

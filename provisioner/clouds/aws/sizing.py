@@ -1,27 +1,37 @@
-"""Chooses instance types and estimates what they cost."""
+"""Chooses instance types, counts what the account's quotas have room for, and estimates costs by the hour."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from datetime import date
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 
+from provisioner.clouds.aws import vcpu_quota
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.costs.pricing import Pricing
+from provisioner.clouds.aws.catalogue import ADDRESS, PRICE_LIST, STORAGE, load_catalogue, spot_price
 from provisioner.clouds.aws.images import vendor_ami
-from provisioner.clouds.aws.instances import vcpu_quota
-from provisioner.clouds.aws.instances.instance_types import choose_builder, choose_machines
-from provisioner.clouds.aws.instances.vcpu_quota import Market, Quotas
-from provisioner.clouds.aws.network.region import Networks
+from provisioner.clouds.aws.instance_types import Catalogue, choose_builder, choose_machines
+from provisioner.clouds.aws.network import Networks
+from provisioner.clouds.aws.vcpu_quota import Market, Quotas, Room
 from provisioner.clouds.cloud import Scarcity
-from provisioner.costs.prices import CostLine
-from provisioner.errors import ImageBuildError, UnavailableError
+from provisioner.costs.prices import HOURS_PER_MONTH, CostLine, Price, hourly
+from provisioner.errors import ImageBuildError, ProvisionerError, UnavailableError
 from provisioner.family.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 
 QUOTA_HINT = "Ask AWS for a larger quota (Service Quotas, Amazon EC2)."
+
+BURSTABLE = re.compile(r"t\d")
+# CPU credits cost the same for all sizes, markets and regions; those of T4g a little less.
+CREDITS = Price(
+    usd=Decimal("0.05"),
+    source="aws.amazon.com/ec2/pricing/on-demand, unlimited mode",
+    as_of=date(2026, 11, 21),
+)
 
 
 class AwsSizing:
@@ -40,12 +50,17 @@ class AwsSizing:
     """The sizes of the root volumes of distributions' AMIs, as far as they are known."""
 
     @cached_property
-    def pricing(self) -> Pricing:
-        """The prices of the account's region."""
-        home, settings = self.account.home, self.account.settings
-        own = Path(settings.prices).expanduser() if settings.prices else None
-        directory = home.root / "market"
-        return Pricing(self.account.api, self.account.region, self.account.identity.account, directory, own)
+    def catalogue(self) -> Catalogue:
+        """What EC2 sells in the account's region, and for how much.
+
+        Raises:
+            UsageError: the operator's price list is not valid.
+        """
+        account = self.account
+        own = Path(account.settings.prices).expanduser() if account.settings.prices else None
+        market = account.home.root / "market"
+        kept = market / f"aws-{account.identity.account}-{account.region}.json"
+        return load_catalogue(account.api, account.region, kept, market / PRICE_LIST, own)
 
     def choose(self, resources: Resources, aux: VMSpec | None) -> dict[Role, MachineSize]:
         """Chooses the cheapest machines that fit.
@@ -53,31 +68,11 @@ class AwsSizing:
         Raises:
             UnavailableError: EC2 sells none that fit, or none with a known price.
         """
-        sizes = choose_machines(resources, aux, self.pricing.catalogue)
-        self._require_quota(sizes)
-        return sizes
-
-    @cached_property
-    def quotas(self) -> Quotas:
-        """The account's quotas of vCPUs in its region."""
-        return Quotas(self.account.api, self.account.region, self._vcpus)
-
-    @cached_property
-    def _vcpus(self) -> dict[str, int]:
-        return {each.name: each.vcpus for each in self.pricing.catalogue.types}
-
-    @property
-    def _markets(self) -> tuple[Market, ...]:
-        return ("spot", "on-demand") if self.spot else ("on-demand",)
-
-    def _needs(self, sizes: Mapping[Role, MachineSize]) -> dict[str, int]:
-        return vcpu_quota.needs((size.types[0] for size in sizes.values()), self._vcpus)
-
-    def _require_quota(self, sizes: Mapping[Role, MachineSize]) -> None:
-        """Refuses machines that would not even fit an empty account, unless another region may be tried."""
+        sizes = choose_machines(resources, aux, self.catalogue)
         for group, need in self._needs(sizes).items():
             quotas = [self.quotas.quota(group, market) for market in self._markets]
             known = [quota for quota in quotas if quota is not None]
+            # Machines that would not even fit an empty account, unless another region may be tried.
             if len(known) == len(quotas) and max(known) < need and not self.other_regions:
                 raise UnavailableError(
                     f"The machines need {need} vCPUs of {group} instances, and the account's quota in "
@@ -85,32 +80,42 @@ class AwsSizing:
                     hint=f"{QUOTA_HINT} Or use another region.",
                     settings=("region",),
                 )
+        return sizes
+
+    @cached_property
+    def quotas(self) -> Quotas:
+        """The account's quotas of vCPUs in its region."""
+        return Quotas(self.account.api, self.account.region, self.catalogue.vcpus)
+
+    @property
+    def _markets(self) -> tuple[Market, ...]:
+        return ("spot", "on-demand") if self.spot else ("on-demand",)
+
+    def _needs(self, sizes: Mapping[Role, MachineSize]) -> dict[str, int]:
+        return vcpu_quota.needs((size.types[0] for size in sizes.values()), self.catalogue.vcpus)
+
+    def _rooms(self, needs: Mapping[str, int]) -> Iterator[tuple[Market, dict[str, Room], int]]:
+        """Yields the quotas of each market, and how many environments fit now; not where AWS does not say."""
+        for market in self._markets:
+            rooms = {group: room for group in needs if (room := self.quotas.room(group, market))}
+            if rooms and len(rooms) == len(needs):
+                yield market, rooms, min(room.left // needs[group] for group, room in rooms.items())
 
     def room(self, sizes: Mapping[Role, MachineSize]) -> str:
         """Says how much of the account's quotas the machines take, and how many such environments fit now."""
         parts = []
         needs = self._needs(sizes)
-        for market in self._markets:
-            rooms = {group: room for group in needs if (room := self.quotas.room(group, market))}
-            if not rooms or len(rooms) < len(needs):
-                continue
+        for market, rooms, fit in self._rooms(needs):
             of = " and ".join(
                 f"{needs[group]} of {room.quota} vCPUs ({group}, {room.used} in use)" for group, room in rooms.items()
             )
-            fit = vcpu_quota.fitting((needs[group], room) for group, room in rooms.items())
             parts.append(f"{market}: {of}, room for {fit} such {'environment' if fit == 1 else 'environments'} now")
         return "; ".join(parts)
 
     def capacity(self, sizes: Mapping[Role, MachineSize]) -> int | None:
         """Returns how many such environments the account's quotas have room for now; None if AWS does not say."""
-        needs, fit = self._needs(sizes), 0
-        for market in self._markets:
-            rooms = [(need, self.quotas.room(group, market)) for group, need in needs.items()]
-            known = [(need, room) for need, room in rooms if room]
-            if not known or len(known) < len(rooms):
-                return None
-            fit += vcpu_quota.fitting(known)
-        return fit
+        fits = [fit for _, _, fit in self._rooms(self._needs(sizes))]
+        return sum(fits) if len(fits) == len(self._markets) else None
 
     def shortage(self, sizes: Mapping[Role, MachineSize], count: int) -> str:
         """Says that the account's quotas have no room for so many more environments, if they have not."""
@@ -121,7 +126,7 @@ class AwsSizing:
 
     def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
         """Chooses the cheapest builder of the base image's architecture, with room for the distribution's AMI."""
-        return choose_builder(base.architecture, max(disk_gib, self._root_gib(base)), self.pricing.catalogue)
+        return choose_builder(base.architecture, max(disk_gib, self._root_gib(base)), self.catalogue)
 
     def _root_gib(self, base: BaseImage) -> int:
         """The size of the root volume of a distribution's AMI; 0 where the region has none, which its build says."""
@@ -136,12 +141,105 @@ class AwsSizing:
         Raises:
             UnavailableError: a price is not known.
         """
-        zone = min(self.networks.zones(self.account.region)) if spot and self.spot else None
-        return self.pricing.costs(sizes, has_way_out=has_way_out, spot_zone=zone)
+        region = self.account.region
+        zone = min(self.networks.zones(region)) if spot and self.spot else ""
+        prices = self._spot_prices(region, zone, {role: size.types[0] for role, size in sizes.items()})
+        return cost_lines(sizes, self.catalogue, has_way_out=has_way_out, spot=prices)
 
     def usd_per_hour(self, environment: Environment) -> Decimal:
         """Returns the cost of the types and the market that the environment got.
 
         A price that is not known counts as the worst case.
         """
-        return self.pricing.usd_per_hour(environment)
+        placement = environment.placement
+        sizes = placed({role: machine.size for role, machine in environment.machines.items()}, placement)
+        zone = placement["zone"] if placement["market"] == "spot" else ""
+        spot = self._spot_prices(placement["region"], zone, {role: placement[role] for role in sizes})
+        try:
+            lines = cost_lines(sizes, self.catalogue, has_way_out=environment.has_way_out, spot=spot)
+        except UnavailableError:
+            return environment.worst_usd_per_hour
+        return min(hourly(lines), environment.worst_usd_per_hour)
+
+    def _spot_prices(self, region: str, zone: str, types: Mapping[Role, str]) -> dict[Role, Decimal]:
+        """The present spot prices by role, as far as AWS says; none without a zone."""
+        prices: dict[Role, Decimal] = {}
+        for role, instance_type in types.items() if zone else ():
+            with contextlib.suppress(ProvisionerError):  # the on-demand price is an upper bound
+                if price := spot_price(self.account.api, region, zone, instance_type):
+                    prices[role] = price
+        return prices
+
+
+def cost_lines(
+    sizes: Mapping[Role, MachineSize],
+    catalogue: Catalogue,
+    *,
+    has_way_out: bool,
+    spot: Mapping[Role, Decimal] | None = None,
+) -> tuple[CostLine, ...]:
+    """Lists what costs money by the hour, one line for each item.
+
+    Burstable types are counted as if their CPUs never rested, since load above their baseline costs extra.
+
+    Args:
+        has_way_out: whether the machines reach the internet or an allowlist, for which each needs a public address.
+        spot: the price of an hour on the spot market by role, if that market is tried first. The worst case stays the
+            same, since the on-demand market is tried next.
+
+    Raises:
+        UnavailableError: a price is not known. It never counts as zero.
+    """
+    prices = catalogue.prices
+    lines = []
+    for role, size in sizes.items():
+        type_prices = [_price(prices, name, f"instance type {name}") for name in size.types]
+        dearest, first = max(type_prices, key=lambda price: price.usd), type_prices[0]
+        lines.append(
+            CostLine(
+                what=f"{role}: {size.types[0]}" + (" (spot)" if spot and role in spot else ""),
+                usd_per_hour=spot.get(role, first.usd) if spot else first.usd,
+                worst_usd_per_hour=dearest.usd,
+                source="EC2 spot price history" if spot and role in spot else first.source,
+                as_of=first.as_of,
+            )
+        )
+        if burstable := [name for name in size.types if BURSTABLE.match(name)]:
+            first_hour = CREDITS.usd * catalogue.vcpus[size.types[0]] if BURSTABLE.match(size.types[0]) else Decimal(0)
+            lines.append(
+                CostLine(
+                    what=f"{role}: CPU credits at full load",
+                    usd_per_hour=first_hour,
+                    worst_usd_per_hour=CREDITS.usd * max(catalogue.vcpus[name] for name in burstable),
+                    source=CREDITS.source,
+                    as_of=CREDITS.as_of,
+                )
+            )
+        volume = _price(prices, STORAGE, "gp3 volumes")
+        by_hour = volume.usd * size.disk_gib / HOURS_PER_MONTH
+        lines.append(_same(f"{role}: {size.disk_gib} GiB volume", by_hour, volume))
+        if has_way_out or role == "primary":
+            address = _price(prices, ADDRESS, "public IPv4 addresses")
+            lines.append(_same(f"{role}: public IPv4 address", address.usd, address))
+    return tuple(lines)
+
+
+def placed(sizes: Mapping[Role, MachineSize], placement: Mapping[str, str]) -> dict[Role, MachineSize]:
+    """Returns the sizes, each with the one instance type that the placement names."""
+    return {role: size.model_copy(update={"types": (placement[role],)}) for role, size in sizes.items()}
+
+
+def _price(prices: Mapping[str, Price], name: str, what: str) -> Price:
+    if name not in prices:
+        raise UnavailableError(
+            f"The price of {what} is not known, and an unknown price never counts as zero.",
+            hint="May these credentials call pricing:GetProducts? `provisioner aws refresh-prices` reads AWS's public "
+            "price lists, and `prices` in the configuration names a list of your own.",
+        )
+    return prices[name]
+
+
+def _same(what: str, usd_per_hour: Decimal, price: Price) -> CostLine:
+    return CostLine(
+        what=what, usd_per_hour=usd_per_hour, worst_usd_per_hour=usd_per_hour, source=price.source, as_of=price.as_of
+    )

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Annotated
 
-from provisioner.clouds.aws import images
+from provisioner.clouds.aws import images, schedules
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import HOME_TAG, OWNER_TAG, SHOWN_SECONDS, Api
-from provisioner.clouds.aws.cleanup import schedules
-from provisioner.clouds.aws.instances import launch_rate, user_data
-from provisioner.clouds.aws.network import acl_rules
-from provisioner.clouds.aws.network.region import (
+from provisioner.clouds.aws.machines import user_data_path
+from provisioner.clouds.aws.network import (
+    DENIES,
+    NEIGHBOURS,
     NETWORK_TAG,
     ZONES,
     Network,
     Networks,
     find_network,
+    numbered,
     remove_network,
+    rules_fit,
+    rules_quota,
     users_of,
     zones_of,
 )
 from provisioner.clouds.cloud import UNFINISHED, ModuleVariables, SharedNetwork, StackValues, TerraformType
-from provisioner.errors import HostError
+from provisioner.errors import HostError, UsageError
 from provisioner.models import Destination, Environment, Record, Role
+from provisioner.store.files import write_atomically
 from provisioner.store.images import ImageStore
+from provisioner.store.locks import locked
 
-# No apply asks for more at once than EC2 takes at once.
-PARALLELISM = launch_rate.BUCKET
+# RunInstances has a bucket of five tokens, which gets two a second (Amazon EC2 developer guide, "Request throttling for
+# the Amazon EC2 API"). Terraform limits the requests of one apply, and cannot know of the others.
+BUCKET = 5
+PER_SECOND = 2.0
+# A caller that waits longer is told why.
+TOLD_SECONDS = 5.0
+# The clock counts from the host's boot: what lies further ahead was noted before the last one.
+AHEAD_SECONDS = 3600.0
+CHECK_SECONDS = 0.5
 # By these, programs find credentials of their own (AWS SDKs and Tools reference guide, "Environment variables").
 OWN_SEARCH = (
     "AWS_ACCESS_KEY", "AWS_CONTAINER_", "AWS_CREDENTIAL_", "AWS_DEFAULT_PROFILE", "AWS_PROFILE", "AWS_ROLE_",
@@ -76,7 +90,7 @@ class AwsStacks:
     store: ImageStore
     regions_with_schedules: set[str]
     """Where this process knows that the schedules' role and group exist."""
-    parallelism: int | None = PARALLELISM
+    parallelism: int | None = BUCKET  # no apply asks for more at once than EC2 takes at once
 
     def terraform_variables(self, ours: Mapping[str, str]) -> dict[str, str]:
         """Returns variables of the AWS SDKs, with the credentials that boto3 finds now."""
@@ -87,7 +101,7 @@ class AwsStacks:
     ) -> None:
         """Keeps the launches of all commands of this home within EC2's rate for the region."""
         name = f"launches-{self.account.identity.account}-{environment.placement['region']}"
-        launch_rate.await_turn(self.account.home.locks / name, machines, tell, check)
+        await_turn(self.account.home.locks / name, machines, tell, check)
 
     def stack_values(self, environment: Environment) -> StackValues:
         """Returns AMIs, network, instance types, user data, schedule and tags, and the root's provider and backend."""
@@ -103,10 +117,10 @@ class AwsStacks:
             vpc_id=network.vpcs[kind],
             subnet_id=network.subnets[kind][placement["zone"]],
             controller_cidrs=tuple(sorted(network.controllers)),
-            controller_rules=acl_rules.numbered(network.controllers, network.numbers),
+            controller_rules=numbered(network.controllers, network.numbers),
             instance_types={role: placement[role] for role in environment.machines},
             user_data={
-                role: user_data.path(account.home, environment, role).read_text() for role in environment.machines
+                role: user_data_path(account.home, environment, role).read_text() for role in environment.machines
             },
             spot=placement["market"] == "spot",
             allowlist=allowlist,
@@ -114,12 +128,11 @@ class AwsStacks:
             scheduler_role_arn=schedules.role_arn(account.identity.account),
             tags=account.tags(environment),
         )
-        machines = environment.machines.items()
-        return StackValues(
-            images={role: images.ami_id(account, self.store, machine.image) for role, machine in machines},
-            variables=variables,
-            root_files=account.root_files(placement["region"], environment.stack),
-        )
+        amis = {
+            role: images.ami_id(account, self.store, machine.image) for role, machine in environment.machines.items()
+        }
+        root_files = account.root_files(placement["region"], environment.stack)
+        return StackValues(images=amis, variables=variables, root_files=root_files)
 
     def shared_network(self, environment: Environment) -> SharedNetwork | None:
         """Returns the region's network if it is missing, incomplete, or closed to this controller's address.
@@ -131,7 +144,10 @@ class AwsStacks:
                 account up.
         """
         account, region = self.account, environment.placement["region"]
-        self._require_schedules(region)
+        if region not in self.regions_with_schedules:
+            schedules.require_role(account.api, account.identity.account)
+            schedules.require_group(account.api, region)
+            self.regions_with_schedules.add(region)
         stack = f"network-aws-{account.identity.account}-{region}"
         directory = account.home.stacks / stack
         interrupted = (directory / UNFINISHED).exists()
@@ -153,11 +169,15 @@ class AwsStacks:
                 settings=("state",),
             )
         controllers = self._controllers(region, network)
+        # Another list of zones would move subnets that are in use. Fewer may be a network that EC2 does not show yet.
+        zones = list(network.subnets["online"]) if network else []
+        if len(zones) != ZONES:
+            zones = zones_of(account.api, region)
         self.networks.forget(region)  # it is about to change
         values = {
             "region": region,
-            "availability_zones": self._zones(region, network),
-            "controllers": acl_rules.numbered(controllers, network.numbers if network else {}),
+            "availability_zones": zones,
+            "controllers": numbered(controllers, network.numbers if network else {}),
             "tags": {
                 NETWORK_TAG: region,
                 # A controller that adds its address does not take the network over.
@@ -173,12 +193,6 @@ class AwsStacks:
             remove=lambda: remove_network(account.api, region, account.home.identity),
         )
 
-    def _zones(self, region: str, network: Network | None) -> list[str]:
-        """Returns the zones that have subnets: another list would move subnets that are in use."""
-        known = list(network.subnets["online"]) if network else []
-        # Fewer may be a network of which EC2 does not show all yet.
-        return known if len(known) == ZONES else zones_of(self.account.api, region)
-
     def _controllers(self, region: str, network: Network | None) -> frozenset[str]:
         """Returns whom the network lets in from now on: this controller, and the others as long as there is room.
 
@@ -186,8 +200,8 @@ class AwsStacks:
             HostError: its ACL holds no more, and environments run there.
         """
         known, own = network.controllers if network else frozenset(), self.account.controllers
-        rules = acl_rules.shared_rules(known | own)
-        if network is None or acl_rules.fits(self.account.api, region, rules):
+        rules = len(known | own) + NEIGHBOURS + DENIES
+        if network is None or rules_fit(self.account.api, region, rules):
             return known | own
         if users := users_of(self.account.api, region, network):
             raise HostError(
@@ -206,21 +220,18 @@ class AwsStacks:
         """
         if not allowed:
             return ""
-        api, region, controllers = self.account.api, self.account.region, self._controller_count()
-        acl_rules.require_room(api, region, controllers, len(allowed))
-        room = acl_rules.room(api, region, controllers)
+        api, region = self.account.api, self.account.region
+        controllers = len(self.account.controllers | self.networks.controllers(region))
+        rules = controllers + len(allowed) + DENIES
+        if not rules_fit(api, region, rules):
+            raise UsageError(
+                f"An allowlist of {len(allowed)} addresses does not fit a network ACL in {region}: with {controllers} "
+                f"for controllers it needs {rules} rules, and the account's quota is {rules_quota(api, region)}.",
+                hint="A name counts once for each of its addresses. Allow fewer, or ask AWS for a larger quota "
+                "(Service Quotas, Amazon VPC: Rules per network ACL).",
+            )
+        room = max(0, rules_quota(api, region) - controllers - DENIES)
         return f"{len(allowed)} of the {room} addresses that a network ACL in {region} has room for"
-
-    def _controller_count(self) -> int:
-        """How many networks of controllers have rules in an ACL of the account's region, this controller's included."""
-        return len(self.account.controllers | self.networks.controllers(self.account.region))
-
-    def _require_schedules(self, region: str) -> None:
-        """Makes sure, once, that machines in a region can be ended from outside."""
-        if region not in self.regions_with_schedules:
-            schedules.require_role(self.account.api, self.account.identity.account)
-            schedules.require_group(self.account.api, region)
-            self.regions_with_schedules.add(region)
 
 
 def terraform_variables(api: Api, ours: Mapping[str, str]) -> dict[str, str]:
@@ -243,3 +254,51 @@ def terraform_variables(api: Api, ours: Mapping[str, str]) -> dict[str, str]:
     if found.token:
         kept["AWS_SESSION_TOKEN"] = found.token
     return kept
+
+
+def await_turn(path: Path, machines: int, tell: Callable[[str], None], check: Callable[[], None]) -> None:
+    """Waits until EC2 takes the first requests of an apply, and counts all of them.
+
+    An apply asks for as many machines at once as the bucket holds, and for another when one of them runs, which takes
+    ten seconds or more: it comes no faster than the bucket fills.
+
+    Args:
+        path: where the processes of a home note what they launch in a region.
+        machines: how many the apply launches.
+        tell: receives a line if it takes long.
+        check: called regularly while it waits; an exception that it raises ends the wait.
+    """
+    with locked(path.with_suffix(".lock")):
+        begin = time.monotonic()
+        start, tokens = turn(*_noted(path, begin), begin, machines)
+        write_atomically(path, json.dumps([tokens, start]))
+    if start - begin > TOLD_SECONDS:
+        tell(f"Waiting {start - begin:.0f} s: EC2 takes two launches a second, and other environments come first")
+    while (left := start - time.monotonic()) > 0:
+        check()
+        time.sleep(min(left, CHECK_SECONDS))
+
+
+def turn(tokens: float, noted_at: float, now: float, machines: int) -> tuple[float, float]:
+    """Decides when an apply may begin. Pure.
+
+    Args:
+        tokens: how many there were at `noted_at`, which may lie ahead; negative if launches will use what is to come.
+        noted_at: in seconds, as `now`.
+        machines: how many the apply launches.
+
+    Returns:
+        when it begins, and the tokens that are left then.
+    """
+    present = min(float(BUCKET), tokens + (now - noted_at) * PER_SECOND)
+    wait_seconds = max(0.0, (min(machines, BUCKET) - present) / PER_SECOND)
+    return now + wait_seconds, present + wait_seconds * PER_SECOND - machines
+
+
+def _noted(path: Path, now: float) -> tuple[float, float]:
+    """Returns the tokens and when they were counted; a full bucket if nothing is noted, or nothing that can be true."""
+    try:
+        tokens, at = (float(value) for value in json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return float(BUCKET), now
+    return (tokens, at) if abs(tokens) < AHEAD_SECONDS and at < now + AHEAD_SECONDS else (float(BUCKET), now)

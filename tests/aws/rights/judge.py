@@ -7,7 +7,7 @@ from typing import Any
 
 import boto3
 
-from provisioner.clouds.aws.policy import policy
+from provisioner.clouds.aws.rights import policy
 from provisioner.clouds.aws.setup import set_up
 from tests.aws.rights import calls
 from tests.aws.rights.evaluator import allowed

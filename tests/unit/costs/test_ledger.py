@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings, StandingBudgets
 from provisioner.costs.ledger import Budget, Entry, Ledger, Spending, totals
-from provisioner.costs.prices import cost, dollars, micro_usd
+from provisioner.costs.prices import micro_usd
 from provisioner.errors import BudgetError, InfrastructureError
 from provisioner.machines.claims import reserve
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
@@ -41,12 +41,16 @@ def entry(name: str, held: int, command: str = "c1", **changes: Any) -> Entry:
     return Entry.model_validate(values)
 
 
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
 def budget(micro_usd: int, scope: str = "project", of: str = "default") -> list[Budget]:
     return [Budget.model_validate({"scope": scope, "of": of, "micro_usd": micro_usd, "name": "the budget"})]
 
 
-def test_a_hold_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger")
+def test_a_hold_that_does_not_fit_is_refused_with_the_arithmetic(ledger: Ledger) -> None:
     ledger.reserve(entry("a", 600_000), budget(1_000_000))
     ledger.reserve(entry("b", 300_000), budget(1_000_000))
     ledger.settle("a", BEGIN + timedelta(hours=1), 150_000)
@@ -59,8 +63,7 @@ def test_a_hold_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Path)
     assert [each.environment for each in ledger.entries(unsettled=True)] == ["b", "c"]
 
 
-def test_the_latest_ends_are_of_unsettled_launches_that_hold_money_or_are_on_the_cloud(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger")
+def test_the_latest_ends_are_of_unsettled_launches_that_hold_money_or_are_on_the_cloud(ledger: Ledger) -> None:
     assert (ledger.latest_ends("aws").paid, ledger.latest_ends("aws").on_cloud) == (None, None)
     hours = {"settled": 9, "free": 8, "elsewhere": 7, "here": 6, "earlier": 5}
     for name, hour in hours.items():
@@ -73,8 +76,7 @@ def test_the_latest_ends_are_of_unsettled_launches_that_hold_money_or_are_on_the
     assert ends == [(paid, BEGIN + timedelta(hours=6)), (paid, BEGIN + timedelta(hours=8)), (paid, None)]
 
 
-def test_a_refusal_says_whether_waiting_may_help(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger")
+def test_a_refusal_says_whether_waiting_may_help(ledger: Ledger) -> None:
     ledger.reserve(entry("spent", 200, "c1"))
     ledger.settle("spent", BEGIN + timedelta(hours=1), 200)
     ledger.reserve(entry("runs", 700))
@@ -87,8 +89,7 @@ def test_a_refusal_says_whether_waiting_may_help(tmp_path: Path) -> None:
     assert not refused.value.may_fit_later
 
 
-def test_a_settlement_counts_once_and_an_unknown_one_not_at_all(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger")
+def test_a_settlement_counts_once_and_an_unknown_one_not_at_all(ledger: Ledger, tmp_path: Path) -> None:
     ledger.settle("nobody", BEGIN, 5)
     assert not (tmp_path / "ledger").exists()
     ledger.reserve(entry("a", 100))
@@ -99,8 +100,7 @@ def test_a_settlement_counts_once_and_an_unknown_one_not_at_all(tmp_path: Path) 
     assert settled.ended_at == BEGIN + timedelta(hours=1)
 
 
-def test_each_kind_of_budget_counts_what_is_its_own(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger")
+def test_each_kind_of_budget_counts_what_is_its_own(ledger: Ledger) -> None:
     ledger.reserve(entry("a", 50, command="c1", project="p1"))
     ledger.reserve(entry("b", 50, command="c2", project="p1", launched_at=BEGIN + timedelta(hours=2)))
     fits = [("command", "c1", 60), ("project", "p1", 110), ("month", "2026-01", 60), ("month", "2026-02", 60)]
@@ -113,8 +113,7 @@ def test_each_kind_of_budget_counts_what_is_its_own(tmp_path: Path) -> None:
         ledger.settle("c", BEGIN, 0)
 
 
-def test_a_longer_hold_has_to_fit_too(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger")
+def test_a_longer_hold_has_to_fit_too(ledger: Ledger) -> None:
     ledger.reserve(entry("a", 100))
     later = BEGIN + timedelta(hours=8)
     with pytest.raises(BudgetError):
@@ -127,8 +126,7 @@ def test_a_longer_hold_has_to_fit_too(tmp_path: Path) -> None:
     assert ledger.entries()[0].counted_micro_usd == 7
 
 
-def test_what_has_no_record_settles_by_its_share_of_the_hold(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger")
+def test_what_has_no_record_settles_by_its_share_of_the_hold(ledger: Ledger) -> None:
     for name, after, expected in (("a", 1, 25), ("b", 99, 100)):
         ledger.reserve(entry(name, 100))
         ledger.settle_late(name, BEGIN + timedelta(hours=after))
@@ -141,9 +139,8 @@ def test_what_has_no_record_settles_by_its_share_of_the_hold(tmp_path: Path) -> 
     ids=["clock-set-back", "no-life", "ends-first"],
 )
 def test_a_life_that_cannot_be_told_costs_all_that_was_reserved(
-    tmp_path: Path, lives: timedelta, ended: timedelta
+    ledger: Ledger, lives: timedelta, ended: timedelta
 ) -> None:
-    ledger = Ledger(tmp_path / "ledger")
     ledger.reserve(entry("a", 100, expires_at=BEGIN + lives))
     ledger.settle_late("a", BEGIN + ended)
     [settled] = ledger.entries()
@@ -284,20 +281,34 @@ def test_a_killed_controller_leaves_whole_entries(tmp_path: Path) -> None:
         assert {each.reserved_micro_usd for each in entries} == {500_000}
 
 
-def test_costs_are_rounded_up_and_never_less_than_a_minute() -> None:
-    assert cost(Decimal("0.0208"), timedelta(hours=4)) == 83_200
-    assert cost(Decimal("0.0000001"), timedelta(hours=1)) == 1
-    assert cost(Decimal("0.6"), timedelta(seconds=1)) == 10_000
-    assert dollars(83_201) == "0.0833 USD"
+@pytest.mark.parametrize(
+    ("spending", "limits"),
+    [
+        ({}, []),
+        ({"budget": 2}, [("command", "c", 2_000_000, "the budget given")]),
+        ({"month": "0.0000001"}, [("month", "2026-01", 1, "the budget of 2026-01")]),
+        ({"projects": {"other": 1}}, []),
+        ({"projects": {"p": 0}}, [("project", "p", 0, "the budget of the project p")]),
+    ],
+    ids=["none", "command", "month", "other-project", "project"],
+)
+def test_only_what_was_set_is_a_limit(spending: dict[str, object], limits: list[tuple[object, ...]]) -> None:
+    spent = Spending.model_validate({"command": "c", "project": "p", **spending})
+    assert [(one.scope, one.of, one.micro_usd, one.name) for one in spent.budgets(BEGIN)] == limits
 
 
-def test_the_settings_become_limits() -> None:
+def test_every_command_has_a_name_of_its_own() -> None:
+    assert Spending().command != Spending().command
+
+
+def test_the_operators_settings_are_the_standing_budgets() -> None:
     standing = StandingBudgets(month=Decimal(500), projects={"a": Decimal(100), "b": Decimal(1)})
     spending = Spending.of(Settings(project="a", budget=standing), Decimal(20))
     budgets = {limit.scope: (limit.of, limit.micro_usd) for limit in spending.budgets(BEGIN)}
     assert budgets == {
         "command": (spending.command, 20_000_000), "project": ("a", 100_000_000), "month": ("2026-01", 500_000_000),
     }  # fmt: skip
+    assert spending.batch == ""
     assert Spending.of(Settings()).budgets(BEGIN) == []
 
 

@@ -6,9 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from provisioner.clouds.aws.costs.pricing import cost_lines
-from provisioner.clouds.aws.instances.instance_catalogue import shipped
-from provisioner.clouds.aws.instances.instance_types import choose_builder, choose_machines
+from provisioner.clouds.aws.catalogue import shipped
+from provisioner.clouds.aws.instance_types import choose_builder, choose_machines
+from provisioner.clouds.aws.sizing import cost_lines
 from tests.unit.fakes.cloud import FakeCloud
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.clouds.aws.instances.instance_catalogue import snapshot
+from provisioner.clouds.aws.catalogue import snapshot
 from provisioner.costs.prices import micro_usd
 from provisioner.errors import HostError
 from provisioner.family.loader import load_family

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
 import threading
 from pathlib import Path
 
@@ -24,27 +23,9 @@ def test_outputs_are_found_among_lines_that_are_not_json(program: Program, tmp_p
     assert stack.apply(silent) == {"environments": {"one": 1}}
 
 
-def test_apply_and_destroy_ask_for_no_approval_and_no_input(program: Program, tmp_path: Path) -> None:
-    stack = program("exit 0")
-    stack.apply(silent)
-    stack.apply(silent, 5)
-    stack.apply(silent, refresh=True)
-    stack.remove((), silent)
-    apply, gently, afresh, destroy = (set(line.split()) for line in runs(tmp_path))
-    assert gently == {*apply, "-parallelism=5"}
-    assert apply == {*afresh, "-refresh=false"}
-    assert afresh == {"apply", "-auto-approve=true", "-input=false", "-json", "-no-color"}
-    assert destroy == {"destroy", "-auto-approve", "-input=false", "-json", "-no-color", "-refresh=false"}
-
-
-def test_nothing_is_left_in_the_directory_for_temporary_files(
-    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    program("exit 0").apply(silent)
-    assert list(temporary.iterdir()) == []
+def test_an_apply_creates_as_much_at_once_as_it_is_told(program: Program, tmp_path: Path) -> None:
+    program("exit 0").apply(silent, 5)
+    assert "-parallelism=5" in runs(tmp_path)[0].split()
 
 
 def test_an_error_shows_each_summary_once_and_the_last_lines(program: Program, tmp_path: Path) -> None:
@@ -75,23 +56,29 @@ def test_all_that_terraform_says_is_in_the_log_of_its_runs(program: Program) -> 
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "attempts"),
     [
-        "fork/exec .terraform/providers/x: text file busy",
-        "timeout while waiting for plugin to start",
-        "read tcp 192.0.2.1:443: connection reset by peer",
-        "reading EC2 Key Pair (tests-main-abc-primary): couldn't find resource",
-        "https response error StatusCode: 400, api error RequestExpired: Request has expired.",
-        "https response error StatusCode: 403, api error UnauthorizedOperation: You are not authorized to do this.",
+        ("fork/exec .terraform/providers/x: text file busy", 3),
+        ("timeout while waiting for plugin to start", 3),
+        ("read tcp 192.0.2.1:443: connection reset by peer", 3),
+        ("reading EC2 Key Pair (tests-main-abc-primary): couldn't find resource", 3),
+        ("https response error StatusCode: 400, api error RequestExpired: Request has expired.", 3),
+        (
+            "https response error StatusCode: 403, api error UnauthorizedOperation: You are not authorized to do this.",
+            3,
+        ),
+        ("Invalid value for variable", 1),
     ],
+    ids=["busy", "plugin", "reset", "unseen", "session", "right", "other"],
 )
-def test_an_error_that_passes_by_itself_is_tried_three_times(program: Program, tmp_path: Path, said: str) -> None:
+def test_only_an_error_that_passes_by_itself_is_tried_again(
+    program: Program, tmp_path: Path, said: str, attempts: int
+) -> None:
     stack = program(say(tmp_path, error_line("Failed", said)) + "; exit 1")
     told: list[str] = []
-    with pytest.raises(TerraformError):
+    with pytest.raises(TerraformError, match="Failed"):
         stack.apply(told.append)
-    assert len(runs(tmp_path)) == 3
-    assert len(told) == 2
+    assert (len(runs(tmp_path)), len(told)) == (attempts, attempts - 1)
 
 
 def test_a_right_that_may_be_missing_is_named_at_the_first_refusal(program: Program, tmp_path: Path) -> None:
@@ -115,22 +102,6 @@ def test_a_second_attempt_that_works_is_enough(program: Program, tmp_path: Path)
     said = say(tmp_path, error_line("Failed", "connection reset by peer"))
     program(f"[ $(wc -l < {tmp_path}/runs) -gt 1 ] || {{ {said}; exit 1; }}").apply(silent)
     assert len(runs(tmp_path)) == 2
-
-
-def test_another_error_is_not_tried_again(program: Program, tmp_path: Path) -> None:
-    stack = program(say(tmp_path, error_line("Invalid value for variable")) + "; exit 1")
-    with pytest.raises(TerraformError, match="Invalid value"):
-        stack.apply(silent)
-    assert len(runs(tmp_path)) == 1
-
-
-def test_a_variable_that_names_no_terraform_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROVISIONER_TERRAFORM", str(tmp_path / "missing"))
-    stack = Stack(tmp_path / "stack")
-    stack.write({"main.tf": ""})
-    with pytest.raises(HostError) as failure:
-        stack.apply(silent)
-    assert failure.value.message == f"PROVISIONER_TERRAFORM names {tmp_path / 'missing'}, which is not a program."
 
 
 def test_an_interruption_before_the_last_file_leaves_no_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,3 +280,73 @@ def test_the_versions_of_an_applied_stack_are_known(program: Program, tmp_path: 
     )
     assert stack.versions() == {"Terraform": "1.11.4", "provider hashicorp/aws": "5.100.0"}
     assert runs(tmp_path) == [line for line in runs(tmp_path) if line.startswith("apply ")]
+
+
+def opentofu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """Makes a shell script OpenTofu, as far as its name goes. It lists its runs in `tofu-runs`."""
+    path = tmp_path / "tofu"
+    path.write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/tofu-runs\n[ "$1" = init ] && exit 0\n{script}\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("PROVISIONER_TERRAFORM", str(path))
+    return tmp_path / "tofu-runs"
+
+
+def test_messages_name_opentofu_if_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("provisioner.terraform.stack.RETRY_SECONDS", (0.0,))
+    error = error_line("Failed", "connection reset by peer")
+    opentofu(tmp_path, monkeypatch, f"echo '{error}'; exit 1")
+    stack = Stack(tmp_path / "stack")
+    stack.write({"main.tf": ""})
+    told: list[str] = []
+    with pytest.raises(TerraformError, match="tofu apply failed: Failed"):
+        stack.apply(told.append)
+    assert told[0].startswith("tofu apply failed: the network dropped a connection")
+    opentofu(tmp_path, monkeypatch, f"echo '{error_line('Error acquiring the state lock')}'; exit 1")
+    with pytest.raises(TerraformError) as failure:
+        stack.remove((), silent)
+    assert failure.value.message.startswith("tofu destroy did nothing")
+    assert "`tofu force-unlock`" in (failure.value.hint or "")
+
+
+def test_each_of_the_two_programs_initialises_a_root_for_itself(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = program("exit 0"), Stack(tmp_path / "second")
+    second.write({"main.tf": ""})
+    first.apply(silent)
+    assert not (tmp_path / "tofu-runs").exists()
+    ran = opentofu(tmp_path, monkeypatch, "exit 0")
+    first.apply(silent)
+    first.apply(silent)
+    second.apply(silent)  # which copies what OpenTofu has installed for the first
+    assert [line.split()[0] for line in ran.read_text().splitlines()] == ["init", "apply", "apply", "apply"]
+
+
+PROVIDER = 'provider "registry.{}/hashicorp/aws" {{\n  version     = "5.100.0"\n}}\n'
+
+
+def test_a_stack_stays_with_the_program_that_installed_its_provider(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = program("exit 0")
+    (tmp_path / "stack" / ".terraform.lock.hcl").write_text(PROVIDER.format("opentofu.org"))
+    with pytest.raises(HostError, match="OpenTofu made the stack stack, and Terraform would run now") as failure:
+        stack.remove((), silent)
+    assert "PROVISIONER_TERRAFORM=tofu" in (failure.value.hint or "")
+    assert stack.exists
+    assert not (tmp_path / "runs").exists()
+    ran = opentofu(tmp_path, monkeypatch, "exit 0")
+    stack.apply(silent)
+    (tmp_path / "stack" / ".terraform.lock.hcl").write_text(PROVIDER.format("terraform.io"))
+    with pytest.raises(HostError, match="Terraform made the stack stack, and OpenTofu would run now"):
+        stack.apply(silent)
+    assert [line.split()[0] for line in ran.read_text().splitlines()] == ["init", "apply"]
+
+
+def test_a_shared_state_of_opentofu_is_refused_with_the_way_out(program: Program, tmp_path: Path) -> None:
+    error = error_line("Failed to load plugin schemas", 'unavailable provider "registry.opentofu.org/hashicorp/aws"')
+    stack = program(f"{say(tmp_path, error)}; exit 1")
+    with pytest.raises(TerraformError, match="a provider that this stack does not use") as failure:
+        stack.apply(silent)
+    assert "If OpenTofu wrote it, set PROVISIONER_TERRAFORM=tofu" in (failure.value.hint or "")
+    assert len(runs(tmp_path)) == 1

@@ -11,7 +11,7 @@ import pytest
 from moto import mock_aws
 
 from provisioner.clouds.aws import setup
-from provisioner.clouds.aws.cleanup.schedules import ROLE
+from provisioner.clouds.aws.schedules import ROLE
 from tests.aws.moto_gaps import close_gaps
 from tests.aws.rights.requests import ACCOUNT
 from tests.unit.conftest import CommandLine

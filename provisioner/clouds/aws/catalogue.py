@@ -1,0 +1,339 @@
+"""Puts together what EC2 sells in a region and for how much.
+
+Prices come in layers, the first that knows one wins: the operator's own list, the account's API, what `refresh-prices`
+kept, and the shipped snapshot.
+
+`refresh-prices` reads AWS's public price list files, by URL and without credentials, for when the API cannot be used
+(AWS documentation, "Getting AWS service attributes and price lists manually"): there is an index.csv for each service
+and region, with five lines about the file, a header, and a row for each price.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import urllib.request
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from datetime import date, datetime
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from pydantic import ValidationError
+
+from provisioner import strict_json
+from provisioner.clock import now
+from provisioner.clouds.aws.api import Api, asking
+from provisioner.clouds.aws.instance_types import Catalogue, InstanceType
+from provisioner.costs.prices import Price, Usd
+from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
+from provisioner.models import Architecture, Record
+from provisioner.store.files import write_atomically
+
+SNAPSHOT = Path(__file__).with_name("snapshot.json")
+# Prices of a region change a few times a year.
+KEEP_SECONDS = 24 * 3600
+# AWS Price List API, "Service endpoints": it answers for all regions from a few.
+PRICING_REGION = "us-east-1"
+ARCHITECTURES: dict[str, Architecture] = {"x86_64": "x64", "arm64": "arm64"}
+# Names of the other prices: a GiB-month of a volume, and an hour of a public address.
+STORAGE, ADDRESS = "gp3", "ipv4"
+ADDRESS_GROUP, ADDRESS_USAGE = "VPCPublicIPv4Address", "PublicIPv4:InUseAddress"
+# File that `refresh-prices` writes to the home's market directory.
+PRICE_LIST = "prices.json"
+URL = "https://pricing.us-east-1.amazonaws.com/offers/v1.0/aws/{service}/current/{region}/index.csv"
+SERVICES = ("AmazonEC2", "AmazonVPC")
+TIMEOUT_SECONDS = 60
+LINES_ABOUT_THE_FILE = 5
+
+Open = Callable[[str], AbstractContextManager[BinaryIO]]
+
+
+class PriceList(Record):
+    """Prices by region and name: the form of the snapshot, the operator's own list and what `refresh-prices` keeps.
+
+    Args:
+        prices: region -> instance type, `gp3` (a GiB-month) or `ipv4` (an hour) -> US dollars.
+    """
+
+    date: date
+    source: str
+    prices: dict[str, dict[str, Usd]]
+
+    def of(self, region: str) -> dict[str, Price]:
+        """Returns the prices of a region."""
+        prices = self.prices.get(region, {})
+        return {name: Price(usd=usd, source=self.source, as_of=self.date) for name, usd in prices.items()}
+
+
+class Snapshot(PriceList):
+    """The shipped price list, with the instance types in it.
+
+    Of GPUs it has NVIDIA's in Nitro machines, without g5g, g6f, gr6, g7, g7e, p3dn and p6-b300, and p5e, which is not
+    sold on demand. Sizes are those of AWS's "Amazon EC2 instance types: accelerated computing". Prices are on AWS's EC2
+    pricing page; those of g6, g6e, p4d, p4de, p5, p5en and p6 were compared with skypilot-org/skypilot-catalog,
+    catalogs/v8/aws/vms.csv at e385a0d, which is made from AWS's price API.
+    """
+
+    types: tuple[InstanceType, ...]
+
+
+def load_catalogue(api: Api, region: str, kept: Path, refreshed: Path, own: Path | None) -> Catalogue:
+    """Puts together the catalogue of a region.
+
+    Args:
+        kept: file in which the API's answers are kept for a day.
+        refreshed: the price list that `refresh-prices` may have written.
+        own: the operator's price list, which takes precedence over all others.
+
+    Raises:
+        UsageError: the operator's price list is not valid.
+    """
+    snapshot_catalogue = shipped(region)
+    prices = dict(snapshot_catalogue.prices)
+    if refreshed.exists():
+        prices |= read_price_list(refreshed).of(region)
+    live = _live(api, region, kept)
+    prices |= live.prices
+    if own:
+        prices |= read_price_list(own).of(region)
+    return Catalogue(types=live.types or snapshot_catalogue.types, prices=prices, is_shipped=not live.types)
+
+
+def _live(api: Api, region: str, kept: Path) -> Catalogue:
+    """What the API said within the last day, or says now. What it does not say is missing."""
+    try:
+        kept_catalogue = strict_json.load_file(Catalogue, kept)
+        if abs(now().timestamp() - kept.stat().st_mtime) < KEEP_SECONDS:
+            return kept_catalogue
+    except (OSError, ValueError):
+        pass
+    try:
+        types = _fetch_types(api, region)
+    except ProvisionerError:
+        return Catalogue(types=(), prices={})
+    try:
+        prices = _fetch_prices(api, region)
+    except ProvisionerError:
+        prices = {}
+    today = now().date()
+    catalogue = Catalogue(
+        types=types,
+        prices={name: Price(usd=usd, source="AWS Price List API", as_of=today) for name, usd in prices.items()},
+    )
+    if prices:
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(kept, catalogue.model_dump_json())
+    return catalogue
+
+
+def snapshot() -> Snapshot:
+    """Reads the shipped snapshot."""
+    return Snapshot.model_validate_json(SNAPSHOT.read_bytes())
+
+
+def shipped(region: str) -> Catalogue:
+    """Returns the catalogue of a region from the shipped price list alone."""
+    shipped_list = snapshot()
+    return Catalogue(types=shipped_list.types, prices=shipped_list.of(region), is_shipped=True)
+
+
+def read_price_list(path: Path) -> PriceList:
+    """Reads a price list from a file.
+
+    Raises:
+        UsageError: it cannot be read, or a price in it is zero or missing.
+    """
+    try:
+        return PriceList.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"The price list {path} cannot be read: {error.strerror}.") from error
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise UsageError(f"The price list {path} is not valid: {where}: {problem['msg']}") from error
+
+
+def _fetch_types(api: Api, region: str) -> tuple[InstanceType, ...]:
+    filters = [
+        {"Name": "bare-metal", "Values": ["false"]},
+        {"Name": "supported-virtualization-type", "Values": ["hvm"]},
+        # Only Nitro machines show their console, and on it their host key, at once.
+        {"Name": "hypervisor", "Values": ["nitro"]},
+    ]
+    with asking("Listing instance types"):
+        pages = api.client("ec2", region).get_paginator("describe_instance_types").paginate(Filters=filters)
+        return parse_types(row for page in pages for row in page["InstanceTypes"])
+
+
+def parse_types(rows: Iterable[dict[str, Any]]) -> tuple[InstanceType, ...]:
+    """Reads instance types from the rows of DescribeInstanceTypes, without old ones and other CPUs or accelerators."""
+    types = []
+    for row in rows:
+        architectures = [
+            ARCHITECTURES[name] for name in row["ProcessorInfo"]["SupportedArchitectures"] if name in ARCHITECTURES
+        ]
+        gpus = row.get("GpuInfo", {}).get("Gpus", [])
+        others = {"FpgaInfo", "InferenceAcceleratorInfo", "NeuronInfo", "MediaAcceleratorInfo"} & row.keys()
+        # EC2 calls G5 a previous generation, and it is the only one with A10G.
+        is_outdated = not (row.get("CurrentGeneration", True) or gpus)
+        if not architectures or others or len(gpus) > 1 or is_outdated:
+            continue
+        types.append(
+            InstanceType(
+                name=row["InstanceType"],
+                vcpus=row["VCpuInfo"]["DefaultVCpus"],
+                memory_gib=row["MemoryInfo"]["SizeInMiB"] / 1024,
+                architecture=architectures[0],
+                gpu_model=str(gpus[0]["Name"]).lower() if gpus else None,
+                gpu_count=int(gpus[0]["Count"]) if gpus else 0,
+            )
+        )
+    return tuple(types)
+
+
+def _fetch_prices(api: Api, region: str) -> dict[str, Decimal]:
+    machines = {
+        "operatingSystem": "Linux",
+        "preInstalledSw": "NA",
+        "tenancy": "Shared",
+        "capacitystatus": "Used",
+    }
+    queries: list[tuple[str, Mapping[str, str]]] = [
+        ("AmazonEC2", machines),
+        ("AmazonEC2", {"productFamily": "Storage", "volumeApiName": STORAGE}),
+        ("AmazonVPC", {"group": ADDRESS_GROUP}),
+    ]
+    texts: list[str] = []
+    with asking("Listing prices"):
+        pages = api.client("pricing", PRICING_REGION).get_paginator("get_products")
+        for service, terms in queries:
+            filters = [
+                {"Type": "TERM_MATCH", "Field": field, "Value": value}
+                for field, value in {"regionCode": region, **terms}.items()
+            ]
+            texts += [
+                text for page in pages.paginate(ServiceCode=service, Filters=filters) for text in page["PriceList"]
+            ]
+    return parse_prices(texts)
+
+
+def parse_prices(products: Iterable[str]) -> dict[str, Decimal]:
+    """Reads on-demand prices in US dollars by name, from the JSON texts of GetProducts.
+
+    Of two prices the higher one counts. Prices of zero, or in another currency, are left out.
+    """
+    prices: dict[str, Decimal] = {}
+    for text in products:
+        product = strict_json.parse(text.encode())
+        name, unit = _priced(product["product"])
+        for term in product.get("terms", {}).get("OnDemand", {}).values():
+            for dimension in term["priceDimensions"].values():
+                try:
+                    price = Decimal(dimension["pricePerUnit"].get("USD", "0"))
+                except InvalidOperation:
+                    continue
+                if name and price > 0 and dimension.get("unit") == unit:
+                    prices[name] = max(prices.get(name, price), price)
+    return prices
+
+
+def _priced(product: Mapping[str, Any]) -> tuple[str | None, str]:
+    """What a product's price is for, and the unit in which it is counted."""
+    attributes = product["attributes"]
+    if attributes.get("volumeApiName") == STORAGE:
+        return STORAGE, "GB-Mo"
+    if attributes.get("group") == ADDRESS_GROUP:
+        return (ADDRESS if str(attributes.get("usagetype", "")).endswith(ADDRESS_USAGE) else None), "Hrs"
+    return attributes.get("instanceType"), "Hrs"
+
+
+def spot_price(api: Api, region: str, zone: str, instance_type: str) -> Decimal | None:
+    """Asks what an hour of a spot instance costs now, in US dollars; None if AWS does not say."""
+    with asking("Asking for the spot price"):
+        rows = api.client("ec2", region).describe_spot_price_history(
+            InstanceTypes=[instance_type], ProductDescriptions=["Linux/UNIX"], AvailabilityZone=zone,
+            StartTime=now(), MaxResults=10,
+        )["SpotPriceHistory"]  # fmt: skip
+    prices = [Decimal(row["SpotPrice"]) for row in rows if row["AvailabilityZone"] == zone]
+    return max((price for price in prices if price > 0), default=None)
+
+
+def _open(url: str) -> AbstractContextManager[BinaryIO]:
+    return cast(AbstractContextManager[BinaryIO], urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS))  # noqa: S310
+
+
+def fetch(
+    regions: Iterable[str], types: Collection[str], tell: Callable[[str], None], open_url: Open = _open
+) -> PriceList:
+    """Reads the prices of regions. The files are hundreds of megabytes in size; none is kept.
+
+    Args:
+        types: the instance types to price.
+        tell: called with a line for each file.
+        open_url: opens a URL.
+
+    Raises:
+        InfrastructureError: a file cannot be read, has another format, or lacks a price.
+    """
+    prices: dict[str, dict[str, Decimal]] = {}
+    published: list[date] = []
+    for region in regions:
+        regional: dict[str, Decimal] = {}
+        for service in SERVICES:
+            url = URL.format(service=service, region=region)
+            tell(f"Reading {url}")
+            try:
+                with open_url(url) as stream:
+                    when, rows = _rows(io.TextIOWrapper(stream, encoding="utf-8", newline=""))
+                    regional |= parse_rows(rows, types)
+            except (OSError, ValueError, KeyError, csv.Error) as error:
+                raise InfrastructureError(
+                    f"The price list {url} cannot be read: {type(error).__name__}: {error}",
+                    hint="Is the region's name right, and does this machine reach AWS?",
+                ) from error
+            published.append(when)
+        if missing := {STORAGE, ADDRESS} - regional.keys():
+            raise InfrastructureError(f"AWS's price lists for {region} have no price of {', '.join(sorted(missing))}.")
+        prices[region] = dict(sorted(regional.items()))
+    return PriceList(date=min(published), source="AWS price list files", prices=prices)
+
+
+def _rows(text: io.TextIOWrapper) -> tuple[date, Iterator[dict[str, str]]]:
+    """The date of publication, and the rows."""
+    lines = csv.reader(itertools.islice(text, LINES_ABOUT_THE_FILE))
+    about = {line[0]: line[1] for line in lines if len(line) > 1}
+    if about.get("FormatVersion") != "v1.0":
+        raise ValueError(f"its format is {about.get('FormatVersion')!r}, not v1.0")
+    when = datetime.fromisoformat(about["Publication Date"].replace("Z", "+00:00")).date()
+    return when, csv.DictReader(text)
+
+
+def parse_rows(rows: Iterable[dict[str, str]], types: Collection[str]) -> dict[str, Decimal]:
+    """Reads on-demand prices in US dollars by name; of two prices, the higher one counts."""
+    prices: dict[str, Decimal] = {}
+    for row in rows:
+        if row.get("TermType") != "OnDemand" or row.get("Currency") != "USD":
+            continue
+        name = _name(row, types)
+        try:
+            price = Decimal(row["PricePerUnit"])
+        except InvalidOperation:
+            continue
+        if name and price > 0:
+            prices[name] = max(prices.get(name, price), price)
+    return prices
+
+
+def _name(row: dict[str, str], types: Collection[str]) -> str | None:
+    """What a row's price is for; None if it is of no interest."""
+    if row.get("Volume API Name") == STORAGE and row["Unit"] == "GB-Mo" and row["Product Family"] == "Storage":
+        return STORAGE
+    if row.get("Group") == ADDRESS_GROUP and row["Unit"] == "Hrs" and row["usageType"].endswith(ADDRESS_USAGE):
+        return ADDRESS
+    kind = {"Tenancy": "Shared", "Operating System": "Linux", "Pre Installed S/W": "NA", "CapacityStatus": "Used"}
+    if row.get("Instance Type") in types and row["Unit"] == "Hrs" and all(row.get(k) == v for k, v in kind.items()):
+        return row["Instance Type"]
+    return None

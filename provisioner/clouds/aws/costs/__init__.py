@@ -1,1 +1,0 @@
-"""What environments cost on EC2, estimated from price lists and the spot market."""

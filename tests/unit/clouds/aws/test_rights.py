@@ -1,0 +1,71 @@
+"""The IAM policy and the command that prints it; user data."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+from provisioner.clouds.aws.images import VENDORS
+from provisioner.clouds.aws.machines import cloud_config
+from provisioner.clouds.aws.rights import policy
+from provisioner.clouds.aws.schedules import role_arn
+from tests.unit.conftest import CommandLine
+
+# IAM, "IAM and AWS STS quotas": a managed policy holds 6,144 characters, white space not counted.
+POLICY_CHARACTERS = 6144
+
+
+def statements(state: str = "") -> dict[str, dict[str, object]]:
+    return {one["Sid"]: one for one in policy(state)["Statement"]}
+
+
+def test_the_policy_fits_into_a_managed_policy() -> None:
+    assert len(json.dumps(policy("s3://bucket/prefix"), separators=(",", ":"))) <= POLICY_CHARACTERS
+
+
+def test_what_changes_or_removes_needs_our_tag() -> None:
+    found = statements()
+    assert found["ChangeOurs"]["Condition"] == {"Null": {"aws:ResourceTag/provisioner:owner": "false"}}
+    actions = {action for one in found.values() for action in one["Action"]}  # type: ignore[attr-defined]
+    assert not any(action.endswith(":*") for action in actions)
+    conditioned = set(found["ChangeOurs"]["Action"])  # type: ignore[call-overload]
+    for action in ("ec2:TerminateInstances", "ec2:DeleteVolume", "ec2:DeregisterImage", "ec2:DeleteSnapshot"):
+        assert action in conditioned
+
+
+def test_machines_start_from_our_images_and_the_distributions_alone() -> None:
+    owners = sorted({owner for owner, _ in VENDORS.values()})
+    assert statements()["LaunchVendors"]["Condition"] == {"StringEquals": {"ec2:Owner": owners}}
+    assert statements()["SchedulerRole"]["Resource"] == role_arn("*")
+
+
+def test_state_in_s3_opens_its_prefix_alone() -> None:
+    assert "State" not in statements()
+    assert statements("s3://bucket/team/")["State"]["Resource"] == "arn:aws:s3:::bucket/team/*"
+
+
+def test_the_command_prints_it(provisioner: CommandLine) -> None:
+    shown = provisioner("aws", "policy")
+    assert shown.code == 0
+    assert json.loads(shown.stdout)["Version"] == "2012-10-17"
+    assert "StateBucket" in provisioner("aws", "policy", "--state", "s3://bucket/prefix").stdout
+    wrong = provisioner("aws", "policy", "--state", "https://bucket")
+    assert (wrong.code, "s3://bucket/prefix" in wrong.stderr) == (2, True)
+
+
+def test_places_of_aws_are_none_of_the_local_clouds(provisioner: CommandLine) -> None:
+    for arguments in (("--region", "eu-west-1"), ("--spot",), ("--profile", "me"), ("--state", "s3://bucket/x")):
+        refused = provisioner("doctor", *arguments)
+        assert (refused.code, "the cloud aws" in refused.stderr) == (2, True)
+    for arguments in (("--region", "${file}"), ("--state", "bucket"), ("--profile", "${x}")):
+        assert provisioner("doctor", "--cloud", "aws", *arguments).code == 2
+
+
+def test_user_data_is_cloud_config_and_keeps_any_text() -> None:
+    key = 'ssh-ed25519 AAAA "quoted" ${x} #\n'
+    head, _, body = cloud_config("aux", {"admin": key}, datetime(2026, 1, 2, tzinfo=UTC)).partition("\n")
+    assert head == "#cloud-config"
+    told = json.loads(body)
+    assert told["write_files"][0]["content"] == key
+    assert told["bootcmd"][0][-2:] == ["ttl", "1767312000"]
+    assert (told["hostname"], told["users"], told["disable_root"]) == ("aux", [], False)
