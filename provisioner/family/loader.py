@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,10 +12,10 @@ from pathlib import Path
 
 from provisioner.errors import TaskFamilyError, explained
 from provisioner.family.build_steps import load_build_steps, with_reads
-from provisioner.family.files import list_files
+from provisioner.family.files import list_files, matching
 from provisioner.family.manifest import Manifest, load_manifest
 from provisioner.family.source import check_module
-from provisioner.models import BuildStep, Role
+from provisioner.models import BuildStep, Role, ShellBuildStep
 from provisioner.validation import shown
 
 MAXIMUM_NAME_CHARACTERS = 64
@@ -54,6 +55,26 @@ class TaskFamily:
     def title(self) -> str:
         """What messages call it: its name, or the machine that it is made for."""
         return f"machine {self.hostname}" if self.hostname else self.name
+
+    @property
+    def install_files(self) -> tuple[str, ...]:
+        """The files that install() sees: the module and those that the manifest names, or all."""
+        if self.manifest.install_inputs is None:
+            return self.files
+        named = {*matching(self.manifest.install_inputs, self.files), self.module.name}
+        return tuple(name for name in self.files if name in named)
+
+    def files_of(self, step: BuildStep) -> tuple[str, ...]:
+        """Returns the files that a build step copies, or that its commands read, relative to the directory.
+
+        A source that is a link stands for the file to which it leads: that is what the step copies.
+        """
+        if isinstance(step, ShellBuildStep):
+            return tuple(name for name in self.files if name.partition("/")[0] in step.reads)
+        path = self.directory / step.source
+        if path.is_dir():
+            return list_files(self.directory, path)
+        return (os.path.relpath(path.resolve(), self.directory),)
 
 
 def load_family(path: Path) -> TaskFamily:

@@ -18,19 +18,22 @@ from provisioner.errors import UnavailableError
 from provisioner.family.build_steps import check_build_steps
 from provisioner.family.loader import TaskFamily
 from provisioner.images.builder import Builder, build, look_into
-from provisioner.images.layer_keys import (
+from provisioner.images.layers import (
     FIRST_BUILD,
+    Built,
+    Steps,
     aux_image_name,
     aux_inputs,
     aux_layer_names,
+    build_over,
     disk_gib,
     family_image_name,
     inputs,
     layer_names,
+    present,
     require_unchanged,
     why,
 )
-from provisioner.images.layers import Built, Steps, build_over, done_before, present
 from provisioner.images.provisioning import (
     ROOT,
     Account,
@@ -57,8 +60,7 @@ def base_image(session: Session, base: BaseImage) -> str:
     name = session.cloud.base_image(base, session.progress)
     if session.images.load(name).kind == "base":
         return name
-    vendor = name
-    sha = hashlib.sha256(f"{vendor} {preparation_digest(session, base)}".encode())
+    vendor, sha = name, hashlib.sha256(f"{name} {preparation_digest(session, base)}".encode())
     name = f"{base.label}-{sha.hexdigest()[:16]}"
     with session.images.building(name, session.progress, session.cloud.has_image) as directory:
         if directory is not None:
@@ -128,8 +130,8 @@ def _build_family(
 
     steps = replace(_primary_steps(session, family, builder.image), install=run_install)
     made_of = inputs(family, builder.image, session.variables)
-    reasons = why(session, "family", family, made_of, done_before(session, steps))
-    session.progress.note(f"Building the image of {family.title} ({name}){reasons or FIRST_BUILD}")
+    reasons = why(session, steps, made_of) or FIRST_BUILD
+    session.progress.note(f"Building the image of {family.title} ({name}){reasons}")
     built = build_over(session, builder, steps, name, directory, fill)
     return built.result, image.model_copy(
         update={
@@ -143,11 +145,7 @@ def _build_family(
 
 def _primary_steps(session: Session, family: TaskFamily, base: str) -> Steps:
     """Returns the build steps of a family's machine, without install()."""
-
-    def names() -> tuple[str, ...]:
-        return layer_names(family, base, session.variables)
-
-    return Steps(family, family.build_steps, ROOT, names, names())
+    return Steps(family, family.build_steps, ROOT, lambda: layer_names(family, base, session.variables))
 
 
 def built_family_image(session: Session, family: TaskFamily) -> str | None:
@@ -168,9 +166,8 @@ def outlook(session: Session, family: TaskFamily) -> str:
     base = _newest_base(session, family)
     if not base:
         return "to be built first"
-    steps = _primary_steps(session, family, base)
-    made_of = inputs(family, base, session.variables)
-    return f"to be built first{why(session, 'family', family, made_of, done_before(session, steps))}"
+    reasons = why(session, _primary_steps(session, family, base), inputs(family, base, session.variables))
+    return f"to be built first{reasons}"
 
 
 def fitting_image(size: MachineSize, family: TaskFamily) -> MachineSize:
@@ -194,12 +191,6 @@ def _aux_base(spec: VMSpec, size: MachineSize) -> BaseImage:
     return BaseImage(role="aux", distribution=spec.base_image_type, architecture=size.architecture)
 
 
-def _aux_account(kind: BaseImage) -> Account:
-    """Returns the user that runs an aux VM's build steps, as the Task Standard has it."""
-    user = aux_user(kind.distribution)
-    return Account(interpreter=("/bin/sh", "-e"), home=PurePosixPath("/home") / user, user=user)
-
-
 def aux_image(session: Session, family: TaskFamily, spec: VMSpec, size: MachineSize) -> str:
     """Returns the name of the aux VM's image and builds it if it does not exist. Without build steps: the base image.
 
@@ -219,15 +210,13 @@ def aux_image(session: Session, family: TaskFamily, spec: VMSpec, size: MachineS
     with session.images.building(name, session.progress, session.cloud.has_image) as directory:
         if directory is not None:
             built = Built(None, (), ())
-
-            def names() -> tuple[str, ...]:
-                return aux_layer_names(family, base, spec)
-
-            steps = Steps(family, spec.build_steps, _aux_account(kind), names, names(), finished=name)
+            user = aux_user(kind.distribution)  # who runs them, as the Task Standard has it
+            account = Account(interpreter=("/bin/sh", "-e"), home=PurePosixPath("/home") / user, user=user)
+            steps = Steps(family, spec.build_steps, account, lambda: aux_layer_names(family, base, spec), finished=name)
             made_of = aux_inputs(family, base, spec)
             if not session.cloud.find_image(name, directory):
-                reasons = why(session, "aux", family, made_of, done_before(session, steps))
-                session.progress.note(f"Building the aux VM's image of {family.title} ({name}){reasons or FIRST_BUILD}")
+                reasons = why(session, steps, made_of) or FIRST_BUILD
+                session.progress.note(f"Building the aux VM's image of {family.title} ({name}){reasons}")
                 builder = Builder(label=family.name, base=kind, image=base, disk_gib=size.disk_gib)
                 built = build_over(session, builder, steps, name, directory, lambda *_: None)
             write_atomically(directory / INPUTS, made_of.model_dump_json())

@@ -69,9 +69,13 @@ def build(
         with connect(session, environment, "primary") as connection:
             starts_by_cloud_init = _has_cloud_init(connection)
             result = fill(_driver(session, builder, environment, connection), connection, environment)
-            if starts_by_cloud_init:
-                _require_cloud_init(connection)
-            _require_no_secrets(session, connection)
+            if starts_by_cloud_init and not _has_cloud_init(connection):  # it goes together with Debian's Python
+                raise ImageBuildError(
+                    "The build removed cloud-init, without which machines on AWS do not start.",
+                    hint="Leave Debian's python3 there; the one in /usr/local is the family's to change.",
+                )
+            if found := secrets_in(session, connection):  # every later environment and agent could read them
+                raise ImageBuildError("The build left secrets in the image: " + "; ".join(found), hint=WITHOUT_SECRETS)
             session.cloud.keep_when_off(environment)
             _seal_and_power_off(session, environment, connection)
         _wait_until_off(session, environment)
@@ -140,19 +144,6 @@ def _has_cloud_init(connection: Connection) -> bool:
     return connection.run(["sh", "-c", "command -v cloud-init"]).exit_code == 0
 
 
-def _require_cloud_init(connection: Connection) -> None:
-    """Checks that an image that starts by cloud-init still has it: it is removed together with Debian's Python.
-
-    Raises:
-        ImageBuildError: machines of this image would never be reached.
-    """
-    if not _has_cloud_init(connection):
-        raise ImageBuildError(
-            "The build removed cloud-init, without which machines on AWS do not start.",
-            hint="Leave Debian's python3 there; the one in /usr/local is the family's to change.",
-        )
-
-
 def secrets_in(session: Session, connection: Connection) -> list[str]:
     """Searches every file that was written since a builder started for the env file's values.
 
@@ -176,19 +167,6 @@ def secrets_in(session: Session, connection: Connection) -> list[str]:
         )
     lines = search.stdout.decode(errors="replace").splitlines()
     return [session.redactor.redact(line) for line in lines[:10]]
-
-
-def _require_no_secrets(session: Session, connection: Connection) -> None:
-    """Checks that no file that the build wrote holds one of the env file's values.
-
-    Raises:
-        ImageBuildError: a file contains one, so every later environment and agent could read it.
-    """
-    if found := secrets_in(session, connection):
-        raise ImageBuildError(
-            "The build left secrets in the image: " + "; ".join(found),
-            hint=WITHOUT_SECRETS,
-        )
 
 
 def _seal_and_power_off(session: Session, builder: Environment, connection: Connection) -> None:

@@ -20,7 +20,6 @@ from provisioner.errors import ImageBuildError, TaskError, raised_in
 from provisioner.family.files import digest_files, list_files
 from provisioner.family.loader import TaskFamily
 from provisioner.family.setup_data import parse_setup_data
-from provisioner.images.layer_keys import files_of, install_files
 from provisioner.models import BaseImage, BuildStep, FileBuildStep, Role, SetupData, ShellBuildStep
 from provisioner.printable import beginning, last_lines, printable
 from provisioner.session import Session
@@ -173,7 +172,7 @@ def install(
     Raises:
         ImageBuildError: it failed, or files changed meanwhile.
     """
-    _send_tree(connection, family.directory, install_files(family), HOME)
+    _send_tree(connection, family.directory, family.install_files, HOME)
     require_unchanged()
     if not family.hostname:
         session.progress.note(f"{family.title}: import and install()")
@@ -202,7 +201,7 @@ def send_other_files(family: TaskFamily, connection: Connection, require_unchang
     """
     if family.manifest.install_inputs is None:
         return
-    seen = set(install_files(family))
+    seen = set(family.install_files)
     _send_tree(connection, family.directory, [name for name in family.files if name not in seen], HOME)
     require_unchanged()
 
@@ -252,7 +251,7 @@ def run_steps(
             if isinstance(step, FileBuildStep):
                 _copy(connection, family, step, account, what)
                 continue
-            if files := files_of(family, step):
+            if files := family.files_of(step):
                 _send_tree(connection, family.directory, files, HOME, what, "keep")
             with raised_in("build step"):
                 _run(session, script, driver, account, what)
@@ -301,7 +300,7 @@ def _copy(connection: Connection, family: TaskFamily, step: FileBuildStep, accou
     destination = posixpath.join(account.home, step.destination)
     if source.is_dir():
         prefix = source.relative_to(family.directory)
-        files = [str(Path(file).relative_to(prefix)) for file in files_of(family, step)]
+        files = [str(Path(file).relative_to(prefix)) for file in family.files_of(step)]
         _send_tree(connection, source, files, destination, what, user=account.name)
         return
     with contextlib.ExitStack() as opened:

@@ -13,7 +13,7 @@ from provisioner.clock import now
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.family.setup_data import parse_setup_data
 from provisioner.images import build
-from provisioner.images.layer_keys import family_image_name
+from provisioner.images.layers import family_image_name
 from provisioner.isolation.proof import prove_isolation
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.create import create_machines, record_environment

@@ -10,7 +10,7 @@ import pytest
 from provisioner.errors import TaskFamilyError
 from provisioner.family import files
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
-from provisioner.images.layer_keys import family_image_name
+from provisioner.images.layers import family_image_name
 from provisioner.models import FileBuildStep, ShellBuildStep
 
 MODULE = "class TaskFamily:\n    def get_tasks(): return {}\n"

@@ -12,7 +12,7 @@ from provisioner.errors import ImageBuildError, TaskFamilyError
 from provisioner.family.loader import load_family
 from provisioner.family.setup_data import parse_vm_spec
 from provisioner.images import build
-from provisioner.images.layer_keys import aux_image_name, disk_gib, family_image_name
+from provisioner.images.layers import aux_image_name, disk_gib, family_image_name
 from provisioner.models import Architecture, BaseImage, Distribution, VMSpec
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud

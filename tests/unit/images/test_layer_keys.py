@@ -9,14 +9,12 @@ import pytest
 
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.family.setup_data import parse_vm_spec
-from provisioner.images.layer_keys import (
+from provisioner.images.layers import (
     aux_image_name,
     aux_layer_names,
     changes,
     family_image_name,
-    files_of,
     inputs,
-    install_files,
     layer_names,
 )
 from provisioner.models import VMSpec
@@ -141,8 +139,8 @@ def test_a_name_with_spaces_and_what_a_link_leads_to_count(tmp_path: Path) -> No
     (some.directory / "other").mkdir()
     (some.directory / "other" / "inner").symlink_to("../data")
     first, second = load_family(some.directory).build_steps
-    assert files_of(load_family(some.directory), first) == ("data", "link", "my file", "other/inner")
-    assert files_of(load_family(some.directory), second) == ()  # the first step has had it
+    assert load_family(some.directory).files_of(first) == ("data", "link", "my file", "other/inner")
+    assert load_family(some.directory).files_of(second) == ()  # the first step has had it
 
 
 def test_an_aux_vms_steps_read_nothing_of_the_family(tmp_path: Path) -> None:
@@ -159,9 +157,9 @@ def test_base_image_and_variables_concern_all_primary_layers(tmp_path: Path) -> 
 
 def test_install_sees_what_the_manifest_names_and_the_module(tmp_path: Path) -> None:
     some = fam(tmp_path)
-    assert install_files(some) == ("fam.py", "requirements.txt")
+    assert some.install_files == ("fam.py", "requirements.txt")
     everything = fam(tmp_path, **{"manifest.yaml": "tasks: {}\n"})
-    assert install_files(everything) == everything.files
+    assert everything.install_files == everything.files
     assert len(layer_names(everything, "base", {})) == len(STEPS)
 
 

@@ -20,7 +20,7 @@ from provisioner.clouds.local.vm.processes import start_time
 from provisioner.clouds.local.vm.qemu import PROCESS
 from provisioner.errors import InfrastructureError
 from provisioner.family.loader import load_family
-from provisioner.images.layer_keys import family_image_name
+from provisioner.images.layers import family_image_name
 from provisioner.models import (
     Endpoint,
     Environment,
