@@ -23,9 +23,9 @@ from provisioner.recording.casts import Cast
 from provisioner.redaction import Redactor
 from provisioner.signals import no_check, no_shield
 from provisioner.store.environments import EnvironmentStore
+from provisioner.store.files import Leases
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
-from provisioner.store.locks import Leases
 from provisioner.ttl import BUILDER_TTL, DEFAULT_TTL
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from provisioner.batch.suite import Run, Suite
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Record
 from provisioner.recording.manifest import seal
-from provisioner.store.files import write_atomically
+from provisioner.store.files import locked, write_atomically
 from provisioner.store.home import Home
-from provisioner.store.locks import locked
 
 RECORD = "batch.json"
 CANCELLED = "cancelled.json"

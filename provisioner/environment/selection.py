@@ -13,7 +13,7 @@ from provisioner.costs.ledger import Entry
 from provisioner.errors import DamagedRecordError, UsageError
 from provisioner.models import Environment
 from provisioner.session import Session
-from provisioner.store.locks import is_locked
+from provisioner.store.files import is_locked
 
 
 @dataclass

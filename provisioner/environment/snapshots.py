@@ -16,7 +16,7 @@ from provisioner.machines.launch import Create, create_alone, launched, looked_a
 from provisioner.models import Environment
 from provisioner.session import Phases, Session
 from provisioner.store.environments import new_id
-from provisioner.store.locks import is_locked
+from provisioner.store.files import is_locked
 from provisioner.store.snapshots import Snapshot, SnapshotStore
 from provisioner.ttl import format_duration
 

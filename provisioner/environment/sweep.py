@@ -23,7 +23,7 @@ from provisioner.machines.create import discard_unused_stacks
 from provisioner.machines.destroy import clear_away
 from provisioner.models import Environment, Record
 from provisioner.session import Session
-from provisioner.store.locks import is_locked
+from provisioner.store.files import is_locked
 from provisioner.store.snapshots import SnapshotStore
 from provisioner.ttl import MAX_TTL, TEARDOWN, format_duration
 

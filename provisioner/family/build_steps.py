@@ -43,9 +43,11 @@ def load_build_steps(family_directory: Path) -> tuple[BuildStep, ...]:
         raise TaskFamilyError(f"{path} is not a file.")
     with path.open("rb") as file:
         data = file.read(MAXIMUM_BYTES + 1)
-    if len(data) > MAXIMUM_BYTES:
-        raise TaskFamilyError(f"{FILE_NAME} is larger than {MAXIMUM_BYTES} bytes.")
-    steps = parse_build_steps(_load_json(data), FILE_NAME)
+    try:
+        value = strict_json.parse(data, limit_bytes=MAXIMUM_BYTES)
+    except ValueError as error:
+        raise TaskFamilyError(f"{FILE_NAME} cannot be read: {error}.") from None
+    steps = parse_build_steps(value, FILE_NAME)
     check_build_steps(steps, family_directory, FILE_NAME)
     return steps
 
@@ -90,13 +92,6 @@ def _named(text: str) -> Iterator[str]:
         yield from parts[:1]
 
 
-def _load_json(data: bytes) -> object:
-    try:
-        return strict_json.parse(data)
-    except ValueError as error:
-        raise TaskFamilyError(f"{FILE_NAME} cannot be read: {error}.") from None
-
-
 @explained("build-steps")
 def parse_build_steps(value: object, where: str) -> tuple[BuildStep, ...]:
     """Converts decoded JSON to build steps. The contents stay data: nothing in them is expanded or run.
@@ -137,7 +132,7 @@ def _commands(value: object, where: str) -> tuple[str, ...]:
     for number, command in enumerate(value, start=1):
         if not isinstance(command, str):
             raise TaskFamilyError(f"{where}: command {number} must be a string, not {shown(command)}.")
-        if "\0" in command or not _is_unicode(command):
+        if "\0" in command or not is_unicode(command):
             raise TaskFamilyError(f"{where}: command {number} contains a character that no command can hold.")
     return tuple(value)
 
@@ -147,12 +142,12 @@ def _path(value: object, where: str) -> str:
         raise TaskFamilyError(f"{where} must be a path, not {shown(value)}.")
     if len(value) > MAXIMUM_PATH_CHARACTERS:
         raise TaskFamilyError(f"{where} is longer than {MAXIMUM_PATH_CHARACTERS} characters.")
-    if "\0" in value or not _is_unicode(value):
+    if "\0" in value or not is_unicode(value):
         raise TaskFamilyError(f"{where} contains a character that no path can hold: {shown(value)}.")
     return value
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     """Returns whether text can be encoded: JSON may contain half a surrogate pair."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
@@ -182,7 +177,8 @@ def _check_source(source: str, root: Path, where: str) -> None:
         resolved = (root / source).resolve(strict=True)
     except (OSError, RuntimeError):
         # Distinguish a path that leads out from one that is only missing, without looking outside.
-        problem = "does not exist" if _lexically_inside(root / source, root) else "leads out of the family directory"
+        leads_out = os.path.normpath(source).partition("/")[0] == ".."
+        problem = "leads out of the family directory" if leads_out else "does not exist"
         raise TaskFamilyError(f"{where} {problem}.") from None
     # Path components are compared, not characters: /a/family_evil does not lie in /a/family.
     if not resolved.is_relative_to(root):
@@ -193,12 +189,3 @@ def _check_source(source: str, root: Path, where: str) -> None:
         list_files(root, resolved)
     elif not resolved.is_file():
         raise TaskFamilyError(f"{where} is neither a file nor a directory.")
-
-
-def _lexically_inside(path: Path, root: Path) -> bool:
-    depth = 0
-    for part in path.relative_to(root).parts:
-        depth += -1 if part == ".." else 1
-        if depth < 0:
-            return False
-    return True

@@ -151,7 +151,9 @@ def _checked_size(path: Path, root: Path, called: str) -> int:
         _check_link(path, root, name, called)
         return 0
     if not stat.S_ISREG(status.st_mode):
-        raise TaskFamilyError(f"{name} is a {_kind(status.st_mode)}; only files, directories and links can be copied.")
+        kinds = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "fifo"}
+        kind = kinds.get(stat.S_IFMT(status.st_mode), "device")
+        raise TaskFamilyError(f"{name} is a {kind}; only files, directories and links can be copied.")
     return status.st_size
 
 
@@ -172,11 +174,6 @@ def _check_link(path: Path, root: Path, name: str, called: str) -> None:
         raise TaskFamilyError(f"The link {name} leads out of {called}, to {shown(str(target))}.")
 
 
-def _kind(mode: int) -> str:
-    tests = {"socket": stat.S_ISSOCK, "fifo": stat.S_ISFIFO, "device": stat.S_ISBLK}
-    return next((kind for kind, test in tests.items() if test(mode)), "device")
-
-
 def digest_files(root: Path, files: Iterable[str]) -> str:
     """Returns the SHA-256, in hex, of relative paths, executable bits, link targets and contents.
 
@@ -185,8 +182,13 @@ def digest_files(root: Path, files: Iterable[str]) -> str:
     """
     described = []
     for name in files:
+        path = root / name
         try:
-            described.append((name, *_fields(root / name)))
+            if path.is_symlink():
+                described.append((name, b"link", os.fsencode(path.readlink())))
+                continue
+            with path.open("rb") as file:
+                described.append((name, _kind_of_file(path.stat().st_mode), _contents(file)))
         except OSError as error:
             raise TaskFamilyError(f"{shown(name)} cannot be read: {error.strerror}.") from error
     return _digest(described)
@@ -216,13 +218,6 @@ def _digest(described: Iterable[tuple[str, bytes, bytes]]) -> str:
             # Each field is preceded by its length, so that no two lists of fields hash alike.
             whole.update(len(field).to_bytes(8, "big") + field)
     return whole.hexdigest()
-
-
-def _fields(path: Path) -> tuple[bytes, bytes]:
-    if path.is_symlink():
-        return b"link", os.fsencode(path.readlink())
-    with path.open("rb") as file:
-        return _kind_of_file(path.stat().st_mode), _contents(file)
 
 
 def _kind_of_file(mode: int) -> bytes:

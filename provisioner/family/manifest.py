@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from provisioner import strict_yaml
 from provisioner.errors import TaskFamilyError, explained
@@ -18,12 +18,6 @@ MAXIMUM_BYTES = 1 << 20
 # For a manifest that has another shape. In one line, as `check` prints each finding.
 EXAMPLE = "tasks: {main: {resources: {cpus: 2, memory_gb: 4}, scoring: {visible_to_agent: false}}, other: {}}"
 _SHAPES = ("missing", "dict_type", "model_type")
-
-
-def _positive(value: float) -> float:
-    if not value > 0:
-        raise ValueError(f"must be more than 0, not {value}")
-    return value
 
 
 class _Section(BaseModel):
@@ -57,7 +51,9 @@ class Resources(_Section):
     @field_validator("cpus", "memory_gb", "storage_gb")
     @classmethod
     def _is_positive(cls, value: float | None) -> float | None:
-        return None if value is None else _positive(value)
+        if value is not None and not value > 0:
+            raise ValueError(f"must be more than 0, not {value}")
+        return value
 
 
 class Scoring(_Section):
@@ -68,18 +64,21 @@ class Scoring(_Section):
     instructions: str | None = Field(None, description="accepted, has no effect")
 
 
+# Accepted but not kept: it may be any value, even a recursive one.
+_Meta = Annotated[
+    object,
+    AfterValidator(lambda _: None),
+    Field(exclude=True, repr=False, description="anything of yours; not kept"),
+]
+
+
 class ManifestTask(_Section):
-    """The manifest's entry for one task. `meta` is accepted but not kept: it may be any value, even a recursive one."""
+    """The manifest's entry for one task."""
 
     version: str | None = Field(None, description="accepted, has no effect")
     resources: Resources = Field(Resources(), description="the least that the primary machine has")
     scoring: Scoring = Field(Scoring(), description="how the task is scored")
-    meta: Annotated[object, Field(exclude=True, repr=False, description="anything of yours; not kept")] = None
-
-    @field_validator("meta")
-    @classmethod
-    def _drop(cls, value: object) -> None:
-        return None
+    meta: _Meta = None
 
 
 class Manifest(_Section):
@@ -104,12 +103,7 @@ class Manifest(_Section):
         description="the family's version, which results and [Inspect's logs](inspect.md) name; up to 200 printable "
         "characters",
     )
-    meta: Annotated[object, Field(exclude=True, repr=False, description="anything of yours; not kept")] = None
-
-    @field_validator("meta")
-    @classmethod
-    def _drop(cls, value: object) -> None:
-        return None
+    meta: _Meta = None
 
     @field_validator("version")
     @classmethod

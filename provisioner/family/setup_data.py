@@ -6,11 +6,11 @@ import difflib
 import itertools
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping
-from typing import cast, get_args
+from collections.abc import Iterable
+from typing import Any, get_args
 
 from provisioner.errors import TaskFamilyError, UsageError, explained
-from provisioner.family.build_steps import parse_build_steps
+from provisioner.family.build_steps import is_unicode, parse_build_steps
 from provisioner.family.env_file import is_variable_name
 from provisioner.models import Architecture, AuxDistribution, GpuSpec, SetupData, TaskSetup, VMSpec
 from provisioner.printable import printable
@@ -35,24 +35,21 @@ def parse_vm_spec(value: object, where: str) -> VMSpec:
     """
     spec = _object(value, where, _REQUIRED, _KEYS)
     gpu = None if spec.get("gpu_spec") is None else _gpu(spec["gpu_spec"], f"{where}.gpu_spec")
-    image = _one_of(spec.get("base_image_type"), get_args(AuxDistribution), f"{where}.base_image_type") or "debian-12"
+    image = _one_of(spec, "base_image_type", AuxDistribution, where) or "debian-12"
     if image == "ubuntu-20.04-cuda" and gpu is None:
         raise TaskFamilyError(f"{where}: base_image_type ubuntu-20.04-cuda needs a gpu_spec.")
     steps = spec.get("build_steps")
     return VMSpec(
         cpu_count_range=_range(spec["cpu_count_range"], f"{where}.cpu_count_range"),
         ram_gib_range=_range(spec["ram_gib_range"], f"{where}.ram_gib_range"),
-        cpu_architecture=cast(
-            "Architecture | None",
-            _one_of(spec.get("cpu_architecture"), get_args(Architecture), f"{where}.cpu_architecture"),
-        ),
+        cpu_architecture=_one_of(spec, "cpu_architecture", Architecture, where),
         gpu_spec=gpu,
-        base_image_type=cast("AuxDistribution", image),
+        base_image_type=image,
         build_steps=() if steps is None else parse_build_steps(steps, f"{where}.build_steps"),
     )
 
 
-def _object(value: object, where: str, required: set[str], allowed: set[str]) -> Mapping[str, object]:
+def _object(value: object, where: str, required: set[str], allowed: set[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TaskFamilyError(f"{where} must be an object, not {shown(value)}.")
     if unknown := value.keys() - allowed:
@@ -96,10 +93,12 @@ def _gpu(value: object, where: str) -> GpuSpec:
     return GpuSpec(count_range=(int(low), int(high)), model=model)
 
 
-def _one_of(value: object, allowed: tuple[str, ...], where: str) -> str | None:
+def _one_of(spec: dict[str, Any], key: str, literal: object, where: str) -> Any:
+    """Returns the value of a key that may be missing, and must be one of a literal's."""
+    value, allowed = spec.get(key), get_args(literal)
     if value is None or (isinstance(value, str) and value in allowed):
         return value
-    raise TaskFamilyError(f"{where} must be one of {', '.join(allowed)}, not {shown(value)}.")
+    raise TaskFamilyError(f"{where}.{key} must be one of {', '.join(allowed)}, not {shown(value)}.")
 
 
 MAXIMUM_TASKS = 10_000
@@ -127,11 +126,11 @@ def parse_setup_data(value: object) -> SetupData:
     Raises:
         TaskFamilyError: the Task Standard does not allow this setup data.
     """
-    if not isinstance(value, dict):
-        raise TaskFamilyError(f"{_WHERE} must be an object, not {shown(value)}.")
-    if unknown := value.keys() - SetupData.model_fields.keys():
-        raise TaskFamilyError(f"{_WHERE} has the unknown key {shown(min(unknown, key=str))}.")
-    flags = {name: _flag(value.get(name, False), name) for name in _FLAGS}
+    value = _object(value, _WHERE, set(), set(SetupData.model_fields))
+    flags = {name: value.get(name, False) for name in _FLAGS}
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TaskFamilyError(f"{_WHERE}: {name} must be true or false, not {shown(flag)}.")
     if flags["has_score"] and flags["has_aggregate_scores"] and not flags["has_intermediate_score"]:
         raise TaskFamilyError("The family has both score and aggregate_scores, but no intermediate_score to aggregate.")
     return SetupData(
@@ -179,12 +178,6 @@ def closest(name: str, names: Iterable[str], count: int = 5) -> list[str]:
     return [by_folded[folded] for folded in similar] or candidates[:count]
 
 
-def _flag(value: object, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise TaskFamilyError(f"{_WHERE}: {name} must be true or false, not {shown(value)}.")
-    return value
-
-
 def _version(value: object) -> str | None:
     """Returns the version as text, shortened: it is recorded, not enforced, so any value is accepted."""
     plain = isinstance(value, str) and len(value) <= MAXIMUM_VERSION_CHARACTERS and value.isprintable()
@@ -194,7 +187,7 @@ def _version(value: object) -> str | None:
 def _warnings(value: object, where: str, maximum: int, characters: int) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > maximum:
         raise TaskFamilyError(f"{where}: warnings must be a list of at most {maximum}, not {shown(value)}.")
-    if any(not isinstance(warning, str) or not _is_text(warning) for warning in value):
+    if any(not isinstance(warning, str) or not is_unicode(warning) for warning in value):
         raise TaskFamilyError(f"{where}: every warning must be a string.")
     return tuple(printable(warning)[:characters] for warning in value)
 
@@ -223,10 +216,7 @@ def _task_name(name: object) -> str:
 
 def _task(name: str, value: object) -> TaskSetup:
     where = f"Task {shown(name)}"
-    if not isinstance(value, dict):
-        raise TaskFamilyError(f"{where} must be an object, not {shown(value)}.")
-    if unknown := value.keys() - TaskSetup.model_fields.keys():
-        raise TaskFamilyError(f"{where} has the unknown key {shown(min(unknown, key=str))}.")
+    value = _object(value, where, set(), set(TaskSetup.model_fields))
     spec = value.get("aux_vm_spec")
     return TaskSetup(
         permissions=("full_internet",) if _is_online(value.get("permissions", []), where) else (),
@@ -248,7 +238,7 @@ def _is_online(value: object, where: str) -> bool:
 def _instructions(value: object, where: str) -> str:
     if not isinstance(value, str):
         raise TaskFamilyError(f"{where}: instructions must be a string, not {shown(value)}.")
-    if not _is_text(value):
+    if not is_unicode(value):
         raise TaskFamilyError(f"{where}: instructions contain a lone surrogate, which is half a character.")
     if len(value.encode()) > MAXIMUM_INSTRUCTIONS_BYTES:
         raise TaskFamilyError(f"{where}: instructions are larger than {MAXIMUM_INSTRUCTIONS_BYTES} bytes.")
@@ -264,8 +254,3 @@ def _variables(value: object, where: str) -> tuple[str, ...]:
         if not isinstance(name, str) or not is_variable_name(name):
             raise TaskFamilyError(f"{where}: {shown(name)} is not the name of an environment variable.")
     return tuple(dict.fromkeys(value))
-
-
-def _is_text(text: str) -> bool:
-    """Returns whether text can be encoded as UTF-8: JSON may contain half a surrogate pair."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)

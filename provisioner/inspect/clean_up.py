@@ -20,7 +20,7 @@ from provisioner.inspect.sample import Ending, SampleMachines, open_session
 from provisioner.models import Environment
 from provisioner.printable import printable
 from provisioner.session import Session
-from provisioner.store.locks import is_locked
+from provisioner.store.files import is_locked
 from provisioner.store.snapshots import SnapshotStore
 
 STILL_THERE = (

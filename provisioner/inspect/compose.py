@@ -27,9 +27,8 @@ from provisioner.clouds.local.host import DEBIAN_13_KEYS
 from provisioner.clouds.local.images import sources
 from provisioner.errors import HostError, UsageError
 from provisioner.printable import encodable, last_lines
-from provisioner.store.files import write_atomically
+from provisioner.store.files import locked, write_atomically
 from provisioner.store.home import Home
-from provisioner.store.locks import locked
 from provisioner.validation import shown
 
 # As Inspect's docker sandbox wants.

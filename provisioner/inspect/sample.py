@@ -51,8 +51,8 @@ from provisioner.models import Destination, Environment, Phase, Role
 from provisioner.printable import printable
 from provisioner.session import Phases, Session
 from provisioner.ssh.connection import Connection
+from provisioner.store.files import Leases
 from provisioner.store.home import Home
-from provisioner.store.locks import Leases
 
 Result = TypeVar("Result")
 

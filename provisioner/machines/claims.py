@@ -17,7 +17,7 @@ from provisioner.machines.connect import readmit
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import refuse_ending
-from provisioner.store.locks import locked
+from provisioner.store.files import locked
 from provisioner.ttl import TEARDOWN
 
 DESTRUCTION_WAIT_SECONDS = 60.0

@@ -18,7 +18,7 @@ from provisioner.session import Session
 from provisioner.ssh.calls import SOCKET, Calls
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.kept_connection import START_SECONDS, KeptConnection, end_connection, keep_connection
-from provisioner.store.locks import locked
+from provisioner.store.files import locked
 
 T = TypeVar("T")
 

@@ -9,8 +9,7 @@ from provisioner.errors import CapacityError, InfrastructureError, TerraformErro
 from provisioner.models import Distribution, Endpoint, Environment, Role
 from provisioner.session import Session
 from provisioner.ssh.keys import KeyPair, ed25519_key_pair, rsa_key_pair
-from provisioner.store.files import write_atomically
-from provisioner.store.locks import locked
+from provisioner.store.files import locked, write_atomically
 from provisioner.terraform.process import product_that_runs
 from provisioner.terraform.render import EnvironmentSpec, MachineSpec, render_network, render_stack
 from provisioner.terraform.stack import Stack

@@ -19,7 +19,7 @@ from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import clear_away
 from provisioner.models import Breakdown, Environment
 from provisioner.session import Session
-from provisioner.store.locks import Leases
+from provisioner.store.files import Leases
 
 
 def leave_failed(session: Session, environment: Environment) -> bool:

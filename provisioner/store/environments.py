@@ -16,9 +16,8 @@ from provisioner.best_effort import SURVIVABLE
 from provisioner.errors import DamagedRecordError, HostError, UsageError
 from provisioner.models import Endpoint, Environment, Role
 from provisioner.ssh.keys import KeyPair, Login
-from provisioner.store.files import remove_tree, sync, write_atomically
+from provisioner.store.files import is_locked, locked, remove_tree, sync, write_atomically
 from provisioner.store.home import Home
-from provisioner.store.locks import is_locked, locked
 from provisioner.validation import shown
 
 RECORD = "environment.json"

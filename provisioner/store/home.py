@@ -9,8 +9,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioner.store.files import write_atomically
-from provisioner.store.locks import locked
+from provisioner.store.files import locked, write_atomically
 
 # How the name of a directory begins that is still being built: of an image, of a template in an image's directory, or
 # of a snapshot.

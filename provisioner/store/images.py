@@ -16,9 +16,8 @@ from provisioner import strict_json
 from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
 from provisioner.models import Record, SetupData
 from provisioner.progress import Progress
-from provisioner.store.files import disk_bytes, remove_tree, write_atomically
+from provisioner.store.files import disk_bytes, locked, remove_tree, write_atomically
 from provisioner.store.home import TEMPLATES, UNFINISHED, Home
-from provisioner.store.locks import locked
 
 STATUS = "var/lib/dpkg/status"
 # A desktop with CUDA has about 3,000 packages and a record of 5 MB.

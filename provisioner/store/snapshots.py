@@ -16,9 +16,8 @@ from provisioner import strict_json
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Environment, Record, Role
 from provisioner.ssh.keys import KeyPair
-from provisioner.store.files import disk_bytes, remove_tree, sync, write_atomically
+from provisioner.store.files import disk_bytes, locked, remove_tree, sync, write_atomically
 from provisioner.store.home import UNFINISHED, Home
-from provisioner.store.locks import locked
 
 RECORD = "snapshot.json"
 KEYS = "keys"

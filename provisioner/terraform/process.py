@@ -26,7 +26,7 @@ from python_terraform import IsFlagged, Terraform
 from provisioner import child_environment, strict_json
 from provisioner.errors import HostError, TerraformError
 from provisioner.signals import no_check
-from provisioner.store.locks import holders, is_locked
+from provisioner.store.files import holders, is_locked
 
 LOCK = "terraform.lock"
 LOG = "terraform.log"

@@ -22,8 +22,7 @@ from typing import Any
 from provisioner import strict_json
 from provisioner.errors import HostError, TerraformError
 from provisioner.signals import no_check
-from provisioner.store.files import read_end, write_atomically
-from provisioner.store.locks import is_locked
+from provisioner.store.files import is_locked, read_end, write_atomically
 from provisioner.terraform import process
 from provisioner.terraform.process import LOCK, LOG, OPENTOFU, TERRAFORM, product_that_runs
 from provisioner.terraform.render import VALUES

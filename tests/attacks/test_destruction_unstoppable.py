@@ -28,8 +28,8 @@ from provisioner.machines import claims, destroy
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import EnvironmentStore
+from provisioner.store.files import locked
 from provisioner.store.home import Home
-from provisioner.store.locks import locked
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.cloud import FakeCloud
@@ -59,7 +59,7 @@ STEPS = {
     "terraform": "provisioner.terraform.stack.Stack.remove",
     "alive": "tests.unit.fakes.cloud.FakeCloud.alive",
     "stack-files": "provisioner.terraform.stack.Stack.forget",
-    "lease": "provisioner.store.locks.Leases.release",
+    "lease": "provisioner.store.files.Leases.release",
 }
 # Those after which a record stays, so that the same command tries again: the machines are gone all the same.
 LATE_STEPS = {
@@ -151,7 +151,7 @@ def test_a_process_stopped_within_a_change_prevents_no_destruction(
     session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = running(session)
-    monkeypatch.setattr("provisioner.store.locks.time", WaitingClock())
+    monkeypatch.setattr("provisioner.store.files.time", WaitingClock())
     with locked(session.environments.directory("env") / "environment.lock"):
         lifecycle.destroy(session, env)
     assert cloud.existing() == []

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from provisioner.store.files import is_locked
 from provisioner.store.home import Home
-from provisioner.store.locks import is_locked
 from tests.command_line import CLI, ROOT, provisioner, variables
 from tests.homes import borrow_images
 from tests.local.test_interruptions import FAMILY, assert_nothing_left

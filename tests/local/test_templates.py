@@ -26,9 +26,8 @@ from provisioner.models import BaseImage, Environment
 from provisioner.progress import Silence
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
-from provisioner.store.files import remove_tree
+from provisioner.store.files import is_locked, remove_tree
 from provisioner.store.home import TEMPLATES, UNFINISHED, Home
-from provisioner.store.locks import is_locked
 from tests.homes import new_home
 from tests.local.clones import in_directory, planned, remove, running, started, starting
 from tests.soak import moments

@@ -15,8 +15,8 @@ from typing import Self
 from provisioner.clouds.local import orphans
 from provisioner.costs.ledger import Ledger
 from provisioner.store.environments import EnvironmentStore
+from provisioner.store.files import is_locked
 from provisioner.store.home import TEMPLATES, UNFINISHED, Home
-from provisioner.store.locks import is_locked
 from tests.command_line import CLI, ROOT, provisioner, variables
 from tests.homes import cache
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import Interrupted, TerraformError
-from provisioner.store.locks import is_locked
+from provisioner.store.files import is_locked
 from provisioner.terraform.stack import Stack
 from tests.terraform.conftest import Site, silent
 from tests.waiting import BOUND_SECONDS, until

@@ -24,8 +24,8 @@ from provisioner.errors import HostError, InfrastructureError
 from provisioner.models import Environment, Role
 from provisioner.printable import last_lines
 from provisioner.ssh.connection import Connection
+from provisioner.store.files import LEASE, locked
 from provisioner.store.home import Home
-from provisioner.store.locks import LEASE, locked
 
 # EC2 API reference, StateReason: the machine was shut down from within.
 SWITCHED_OFF = "Client.InstanceInitiatedShutdown"

@@ -30,9 +30,8 @@ from provisioner.clouds.aws.network import (
 from provisioner.clouds.cloud import UNFINISHED, ModuleVariables, SharedNetwork, StackValues, TerraformType
 from provisioner.errors import HostError, UsageError
 from provisioner.models import Destination, Environment, Record, Role
-from provisioner.store.files import write_atomically
+from provisioner.store.files import locked, write_atomically
 from provisioner.store.images import ImageStore
-from provisioner.store.locks import locked
 
 # RunInstances has a bucket of five tokens, which gets two a second (Amazon EC2 developer guide, "Request throttling for
 # the Amazon EC2 API"). Terraform limits the requests of one apply, and cannot know of the others.

@@ -33,10 +33,9 @@ from provisioner.errors import CapacityError, InfrastructureError, StillThereErr
 from provisioner.models import BaseImage, Destination, Environment, MachineSize, Role, VMSpec
 from provisioner.progress import Progress
 from provisioner.ssh.keys import ed25519_key_pair
-from provisioner.store.files import read_end, write_atomically
+from provisioner.store.files import locked, read_end, write_atomically
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
-from provisioner.store.locks import locked
 from provisioner.store.snapshots import SnapshotStore
 
 if TYPE_CHECKING:  # reading manifests takes YAML, which takes long to import

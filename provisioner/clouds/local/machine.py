@@ -34,8 +34,7 @@ from provisioner.clouds.local.network.egress import start_program
 from provisioner.clouds.local.vm import confinement, credential_port, disk, disk_layers, machine_logs, qemu, shutdown
 from provisioner.clouds.local.vm.processes import own_user
 from provisioner.progress import NOTE_OF_A_PROGRAM
-from provisioner.store.files import read_end
-from provisioner.store.locks import openers
+from provisioner.store.files import openers, read_end
 
 # QEMU opens its control socket in well under a second; on a busy host it may take longer.
 QMP_SECONDS = 60

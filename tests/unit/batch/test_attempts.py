@@ -40,8 +40,8 @@ from provisioner.machines.recordings import keep_logs, sealed
 from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, ScoreLogEntry, TaskSetup
 from provisioner.recording.published import check_results
 from provisioner.session import Session
+from provisioner.store.files import is_locked
 from provisioner.store.home import Home
-from provisioner.store.locks import is_locked
 
 RUN = Run(key="fam/main/solver/1", family="/fam", task="main", agent="solver", repetition=1)
 SUITE = Suite.model_validate(

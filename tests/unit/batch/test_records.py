@@ -15,8 +15,8 @@ from provisioner.batch.rows import failed_row
 from provisioner.batch.suite import Run, Suite
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.recording.manifest import load, problems, seal
+from provisioner.store.files import is_locked
 from provisioner.store.home import Home
-from provisioner.store.locks import is_locked
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 SUITE = Suite.model_validate({"name": "s", "families": [{"path": "fam"}], "submissions": [{"name": "one", "text": ""}]})

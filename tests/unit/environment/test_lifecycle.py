@@ -31,7 +31,7 @@ from provisioner.models import Destination, Environment, Role
 from provisioner.session import Phases, Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.environments import new_id
-from provisioner.store.locks import is_locked
+from provisioner.store.files import is_locked
 from tests.unit.fakes.cloud import FakeCloud, assert_nothing_is_left
 from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.guest import SETUP, Fails

@@ -29,7 +29,7 @@ from provisioner.models import Environment, ScoreLogEntry
 from provisioner.session import Session
 from provisioner.ssh.keys import ed25519_key_pair
 from provisioner.store.environments import RECORD
-from provisioner.store.locks import is_locked
+from provisioner.store.files import is_locked
 from provisioner.store.snapshots import Snapshot, SnapshotStore
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import environment, up

@@ -17,7 +17,7 @@ from provisioner.machines.connect import connect
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import BaseImage
 from provisioner.session import Session
-from provisioner.store.locks import is_locked
+from provisioner.store.files import is_locked
 from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import told_of

@@ -28,7 +28,7 @@ from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox, ServiceSandbox
 from provisioner.inspect.services import Container, ServicesError
 from provisioner.session import Session
-from provisioner.store.locks import is_locked
+from provisioner.store.files import is_locked
 from provisioner.store.snapshots import SnapshotStore
 from tests.inspect.epochs import beginning
 from tests.unit.fakes.cloud import FakeCloud

@@ -19,7 +19,7 @@ import pytest
 
 from provisioner.errors import UsageError
 from provisioner.images import build
-from provisioner.images.layer_keys import family_image_name, files_of
+from provisioner.images.layers import family_image_name
 from provisioner.inspect import machine_family
 from provisioner.inspect.compose_project import Project
 from provisioner.inspect.configuration import Configuration, Machine, configuration_of
@@ -98,7 +98,7 @@ def test_the_machine_gets_only_what_is_configured(tmp_path: Path) -> None:
     machine = Machine(run=run, files=(("/srv/data", str(tmp_path / "data")),))
     family = plain_family(machine, "none", tmp_path / "a")
     assert family.files == ("sandbox.py",)  # our programs read the machine's setup from it
-    assert [files_of(family, step) for step in family.build_steps] == [(), ("sources/0",), (), ()]
+    assert [family.files_of(step) for step in family.build_steps] == [(), ("sources/0",), (), ()]
 
 
 def test_the_families_python_is_removed_before_anything_is_installed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from provisioner.machines import claims
 from provisioner.machines.claims import destruction_lock, environment_lock
 from provisioner.models import Endpoint
 from provisioner.session import Session
-from provisioner.store.locks import is_locked
+from provisioner.store.files import is_locked
 from provisioner.ttl import TEARDOWN
 from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.cloud import FakeCloud
@@ -206,7 +206,7 @@ def test_a_destruction_needs_neither_lock_file_nor_record(session: Session) -> N
 
 
 def test_a_destruction_does_not_wait_forever(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("provisioner.store.locks.time", WaitingClock())
+    monkeypatch.setattr("provisioner.store.files.time", WaitingClock())
     saved = session.environments.save(environment())
     with environment_lock(session, saved), destruction_lock(session, saved) as current:
         assert current == saved

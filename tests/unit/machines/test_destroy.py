@@ -14,8 +14,8 @@ from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Endpoint, Environment
 from provisioner.session import Session
+from provisioner.store.files import is_locked
 from provisioner.store.home import Home
-from provisioner.store.locks import is_locked
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment, told_of
 

@@ -14,7 +14,7 @@ from provisioner.machines.launch import MayKeep, launched
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import RECORD
-from provisioner.store.locks import is_locked
+from provisioner.store.files import is_locked
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.cloud import assert_nothing_is_left as assert_no_machine_is_left
 from tests.unit.fakes.world import environment, told_of

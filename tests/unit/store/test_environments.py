@@ -13,9 +13,8 @@ from provisioner.errors import DamagedRecordError, InfrastructureError, UsageErr
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.ssh.keys import ed25519_key_pair
 from provisioner.store.environments import EnvironmentStore, new_id
-from provisioner.store.files import write_atomically
+from provisioner.store.files import locked, write_atomically
 from provisioner.store.home import Home
-from provisioner.store.locks import locked
 
 
 @pytest.fixture

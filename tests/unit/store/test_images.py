@@ -18,9 +18,9 @@ from provisioner.errors import HostError, InfrastructureError, UsageError
 from provisioner.models import BaseImage
 from provisioner.progress import Silence
 from provisioner.store import images
+from provisioner.store.files import locked
 from provisioner.store.home import TEMPLATES, UNFINISHED, Home
-from provisioner.store.images import INPUTS, Image, ImageStore, Inputs, Kind
-from provisioner.store.locks import locked
+from provisioner.store.images import INPUTS, MAXIMUM_PACKAGES, Image, ImageStore, Inputs, Kind, installed_packages
 from tests.waiting import BOUND_SECONDS
 
 PROCESSES = multiprocessing.get_context("spawn")
@@ -267,3 +267,35 @@ def test_an_image_without_inputs_has_an_unknown_origin(home: Home) -> None:
     assert store.inputs("family-a-1") is None
     (home.images / "family-a-1" / INPUTS).write_text('{"base": "base-1"}')
     assert store.inputs("family-a-1") == Inputs(base="base-1")
+
+
+CURL = (
+    b"Package: curl\nStatus: install ok installed\nArchitecture: amd64\nVersion: 7.88.1-10+deb12u8\n"
+    b"Description: x\n y: z\n"
+)
+
+
+def test_installed_packages_are_listed_with_their_versions() -> None:
+    removed = b"Package: wget\nStatus: deinstall ok config-files\nArchitecture: amd64\nVersion: 1\n"
+    other = b"Version: 2:1.0~rc1\nPackage: libc6\nArchitecture: i386\nStatus: hold ok installed\n"
+    assert installed_packages(CURL + b"\n" + removed + b"\n" + other) == (
+        "curl:amd64=7.88.1-10+deb12u8", "libc6:i386=2:1.0~rc1",
+    )  # fmt: skip
+
+
+def test_what_is_no_package_is_left_out() -> None:
+    for old, new in (
+        (b"curl", b"\x1b]0;x\x07"),
+        (b"curl", b"=1+1"),
+        (b"7.88", b"<script>"),
+        (b"amd64", b""),
+        (b"curl", b"a" * 999),
+    ):
+        assert installed_packages(CURL.replace(old, new)) == ()
+    assert installed_packages(b"\xff" * 1000) == ()
+    assert installed_packages(b"") == ()
+
+
+def test_a_list_without_end_is_cut() -> None:
+    many = b"\n".join(CURL.replace(b"curl", b"p%d" % number) for number in range(200_000))
+    assert len(installed_packages(many)) == MAXIMUM_PACKAGES

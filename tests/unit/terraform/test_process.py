@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from provisioner.errors import TerraformError
-from provisioner.store.locks import holders, is_locked
+from provisioner.store.files import holders, is_locked
 from provisioner.terraform import process
 from provisioner.terraform.process import LOCK, terraform_environment
 from tests.waiting import BOUND_SECONDS

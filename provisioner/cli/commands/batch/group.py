@@ -43,8 +43,8 @@ from provisioner.environment import lifecycle
 from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import InfrastructureError, ProvisionerError, StillThereError, UsageError
 from provisioner.store.environments import new_id
+from provisioner.store.files import is_locked
 from provisioner.store.home import Home
-from provisioner.store.locks import is_locked
 from provisioner.version import __version__
 
 SuiteArgument = Annotated[

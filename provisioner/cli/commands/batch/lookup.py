@@ -20,8 +20,8 @@ from provisioner.cli.options import DATABASE_VARIABLE, parse_database
 from provisioner.cli.sessions import session
 from provisioner.clock import now
 from provisioner.errors import InfrastructureError, UsageError
+from provisioner.store.files import is_locked
 from provisioner.store.home import Home
-from provisioner.store.locks import is_locked
 
 # How long a new batch may wait for its controller, which writes the batch's record before it makes its queue.
 STARTING = timedelta(seconds=30)

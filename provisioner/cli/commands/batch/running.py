@@ -24,8 +24,8 @@ from provisioner.cli.streams import stderr
 from provisioner.config import load_settings
 from provisioner.errors import InfrastructureError, Interrupted, LivenessLostError, UsageError
 from provisioner.signals import exit_code
+from provisioner.store.files import is_locked, locked
 from provisioner.store.home import Home
-from provisioner.store.locks import is_locked, locked
 
 POLL_SECONDS = 1.0
 # Results are written again as runs end, but not for each of hundreds.

@@ -20,8 +20,7 @@ from pathlib import Path
 from provisioner import child_environment
 from provisioner.clouds.local.frozen import scratch_qemu, templates
 from provisioner.clouds.local.vm import disk, disk_layers, machine_logs, qemu
-from provisioner.store.files import read_end, write_atomically
-from provisioner.store.locks import is_locked, locked
+from provisioner.store.files import is_locked, locked, read_end, write_atomically
 
 PAUSED_FILE = "paused"
 ANSWER_SECONDS = 10.0

@@ -25,9 +25,8 @@ from provisioner import unix_socket
 from provisioner.clouds.local.frozen import scratch_qemu, shared_memory, sparse_files
 from provisioner.clouds.local.vm import credential_port, disk, disk_layers, machine_logs, qemu
 from provisioner.printable import last_lines, printable
-from provisioner.store.files import remove_tree
+from provisioner.store.files import locked, remove_tree
 from provisioner.store.home import TEMPLATES, UNFINISHED
-from provisioner.store.locks import locked
 
 MEMORY, STATE, DISK, RECORD = scratch_qemu.MEMORY, "state", "disk.qcow2", "template.json"
 CONSOLE = machine_logs.SERIAL

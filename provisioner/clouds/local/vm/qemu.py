@@ -21,7 +21,7 @@ from typing import Any, Self
 from provisioner import unix_socket
 from provisioner.clouds.local.vm import shutdown
 from provisioner.clouds.local.vm.processes import User, is_alive, start_time
-from provisioner.store.locks import holders
+from provisioner.store.files import holders
 
 MANAGEMENT_MAC = "52:54:00:00:00:01"
 PRIVATE_MAC = "52:54:00:00:00:02"

@@ -14,7 +14,7 @@ from provisioner.cli.standard_input import StandardInput
 from provisioner.environment.agent import AgentResult
 from provisioner.session import Session
 from provisioner.ssh.exchange import StreamSize
-from provisioner.store.locks import locked
+from provisioner.store.files import locked
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.world import environment, up
 

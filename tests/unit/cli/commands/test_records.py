@@ -32,9 +32,9 @@ from provisioner.models import (
     TimeLimits,
 )
 from provisioner.store.environments import EnvironmentStore
+from provisioner.store.files import locked
 from provisioner.store.home import Home
 from provisioner.store.images import Image, ImageStore
-from provisioner.store.locks import locked
 from tests.unit.conftest import CommandLine, nothing_was_created
 from tests.waiting import until
 

@@ -15,8 +15,8 @@ from provisioner.cli.commands.batch.watch import active_runs, doing
 from provisioner.errors import InfrastructureError
 from provisioner.session import Session
 from provisioner.store.environments import derived_id
+from provisioner.store.files import locked
 from provisioner.store.home import Home
-from provisioner.store.locks import locked
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.world import environment

@@ -8,7 +8,7 @@ import pytest
 
 from provisioner.clouds.local.frozen import snapshots
 from provisioner.clouds.local.frozen.snapshots import PAUSED_FILE, end_if_abandoned, held
-from provisioner.store.locks import is_locked
+from provisioner.store.files import is_locked
 from tests.unit.fakes.qmp import serving
 from tests.waiting import BOUND_SECONDS
 

@@ -19,9 +19,8 @@ from provisioner.clouds.local.frozen.templates import Template, TemplateError
 from provisioner.clouds.local.vm import machine_logs, qemu
 from provisioner.clouds.local.vm.processes import User
 from provisioner.clouds.local.vm.qemu import Launch
-from provisioner.store.files import remove_tree
+from provisioner.store.files import locked, remove_tree
 from provisioner.store.home import TEMPLATES, UNFINISHED
-from provisioner.store.locks import locked
 from tests.unit.fakes import qmp
 from tests.waiting import BOUND_SECONDS
 
