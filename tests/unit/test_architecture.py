@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import graphlib
 import pkgutil
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +37,13 @@ def test_no_process_with_threads_runs_python_between_fork_and_exec() -> None:
     """Another thread's locks may be locked there for ever. Terraform starts machine.py by itself, without threads."""
     users = [str(path.relative_to(PACKAGE)) for path in SOURCES if "preexec_fn=" in path.read_text()]
     assert users == ["clouds/local/machine.py"]
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Whoever imported the wrong one of a circle first would fail, as the benchmarks once did."""
+    graph = grimp.build_graph("provisioner", exclude_type_checking_imports=True, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    graphlib.TopologicalSorter(imports).prepare()  # raises CycleError with the circle
 
 
 @pytest.mark.parametrize("folder", [path for path in PACKAGE.rglob("__init__.py") if path in SOURCES])
