@@ -1,4 +1,7 @@
-"""Runs our blocking calls in threads, so that Inspect's event loop, asyncio's or trio's, never waits for one."""
+"""Runs our blocking calls in threads, and tells Inspect's operator what long ones are at.
+
+Inspect's event loop, asyncio's or trio's, never waits for one.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ async def call(work: Callable[[], Result]) -> Result:
 
 
 async def prepare(work: Callable[[], Result]) -> Result:
-    """Does the same for what comes before the launch of a sample, as samples may all start at once.
+    """Runs what comes before the launch of a sample in a thread, a few at once: samples may all start together.
 
     The work must not wait for another sample: a few that wait would hold up all others.
     """
@@ -62,7 +65,7 @@ async def prepare(work: Callable[[], Result]) -> Result:
 
 
 async def launch(work: Callable[[], Result], stop: threading.Event | None = None) -> Result:
-    """Does the same for what creates machines or works in them for long, which must not wait for calls in others.
+    """Runs what creates machines or works in them for long in a thread, beside calls in others.
 
     Args:
         stop: set once it is cancelled, for threads that the work itself starts.
@@ -71,23 +74,23 @@ async def launch(work: Callable[[], Result], stop: threading.Event | None = None
 
 
 async def score(work: Callable[[], Result]) -> Result:
-    """Does the same for what scores machines, which must not wait until others have come up."""
+    """Runs what scores machines in a thread, beside launches: it must not wait until others have come up."""
     return await _run("scores", LAUNCHES_AT_ONCE, work)
 
 
 async def look(work: Callable[[], Result]) -> Result:
-    """Does the same for what looks into records, or asks whether there is room: launches may be waiting for it."""
+    """Runs what looks into records, or asks whether there is room, in a thread: launches may be waiting for it."""
     return await _run("looks", LAUNCHES_AT_ONCE, work)
 
 
 async def end(work: Callable[[], Result]) -> Result:
-    """Does the same for what destroys machines: launches may be waiting for what this sets free."""
+    """Runs what destroys machines in a thread, beside launches, which may be waiting for what this sets free."""
     return await _run("ends", LAUNCHES_AT_ONCE, work)
 
 
 @cache
 def shorten_collections() -> None:
-    """Has Python's garbage collector pass over what there is now, once in a process.
+    """Excludes all objects that there are now from garbage collection, once in a process.
 
     All threads stand still while it looks through all objects: for a third of a second and more with Inspect's modules
     and boto3's descriptions of EC2, which stay as long as the process.

@@ -433,7 +433,7 @@ def _services(document: object) -> dict[str, Any]:
 
 
 def resolve(file: ComposeFile, metadata: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Has Compose put variables, files and short forms in their places: of `.env`, this process and the sample.
+    """Resolves a file with Compose: variables of `.env`, this process and the sample, other files, and short forms.
 
     Args:
         metadata: the sample's, by the names that references have.

@@ -201,12 +201,7 @@ class _Translation:
         )
 
     def _order(self, images: Mapping[str, str], needs: Mapping[str, set[str]]) -> list[str]:
-        """Returns the services' names in the order of their builds: each after the images that it is made from.
-
-        Args:
-            images: from the services' names to those of their images.
-            needs: from the names of the services that are built to what may be images of other services.
-        """
+        """Returns the services' names in the order of their builds: each after the images that it is made from."""
         made = {full_name(images[name]): name for name in needs}
         others = {
             name: {made[image] for image in map(full_name, each) if made.get(image, name) != name}
@@ -360,11 +355,7 @@ class _Translation:
         return given
 
     def _file(self, where: str, given: str, *, makes: bool = False) -> str:
-        """Returns where the machine has a copy of a file or directory of this computer's.
-
-        Args:
-            makes: whether Docker would make a directory that is not there.
-        """
+        """Returns where the machine has a copy of a file or directory of this computer's."""
         if given in _SOCKETS:
             return given
         path = self._path(where, given)

@@ -352,7 +352,7 @@ class Configuration(_Section):
     @field_validator("ttl", mode="before")
     @classmethod
     def _has_a_unit(cls, value: object) -> object:
-        """Has a bare number, which YAML does not take for text, told its unit."""
+        """Turns a bare YAML number into text, so that the error can ask for a unit."""
         return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
     @field_validator("budget", mode="before")

@@ -1,6 +1,7 @@
-"""Has Inspect's logs say all that we know of a failure, in the words of Inspect's users.
+"""Turns our failures into what Inspect expects of a sandbox, and into text with all that we know of them.
 
-The logs keep an error's text, and none of its other fields.
+The sample of a lost machine ends as an error, whatever its tools, agent or solver make of the call that failed.
+Inspect's logs keep an error's text, and none of its other fields.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ class PreparationError(ProvisionerError, PrerequisiteError):
 
 @contextmanager
 def before_samples() -> Iterator[None]:
-    """Has Inspect print an error as what it is. To be used before the first sample, whose errors Inspect logs.
+    """Turns an error into one that Inspect prints as it is. For use before the first sample, whose errors Inspect logs.
 
     Raises:
         PreparationError: the body raised a ProvisionerError, or this host refuses a file or directory.

@@ -319,11 +319,7 @@ class SampleMachines:
         return containers
 
     def _refuse_internet(self, *, has_it: bool) -> None:
-        """Refuses a family's task that has the internet against the operator's settings, which no package may widen.
-
-        Raises:
-            UsageError: it is so.
-        """
+        """Refuses a family's task that has the internet against the operator's settings, which no package may widen."""
         operators = operators_settings()
         if has_it and operators.values.get("internet") == "none":
             raise UsageError(
@@ -370,11 +366,7 @@ class SampleMachines:
         return self.session.cloud.shortage(sizes, count)
 
     def _connection(self, role: Role) -> Connection:
-        """Returns root's open connection to a machine.
-
-        Raises:
-            MachineLostError: it does not answer.
-        """
+        """Returns root's open connection to a machine."""
         with self._lock:
             connecting = self._connecting.setdefault(role, threading.Lock())
         with connecting:

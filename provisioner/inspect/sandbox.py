@@ -433,11 +433,7 @@ class ServiceSandbox(ProvisionerSandbox):
         self.container = container
 
     def _run(self, connection: Connection, argv: list[str], **options: Any) -> Completed:
-        """Runs a command in the container, with the rights of `docker exec`.
-
-        Raises:
-            ServicesError: the container does not run.
-        """
+        """Runs a command in the container, with the rights of `docker exec`."""
         done = super()._run(connection, argv, container=(self.container.identity, self.container.pid), **options)
         is_silent = not (done.stdout_size.total_bytes or done.stderr_size.total_bytes)
         if done.errno in (errno.ESRCH, errno.ESTALE) or (done.exit_code > SIGNALLED and is_silent):
@@ -447,12 +443,7 @@ class ServiceSandbox(ProvisionerSandbox):
         return done
 
     def _ask_engine(self, connection: Connection) -> None:
-        """Asks the engine whether the container runs, and notes if it was started again.
-
-        Raises:
-            ServicesError: it does not run.
-            MachineLostError: it was started again, which the configuration takes for a loss.
-        """
+        """Asks the engine whether the container runs, and notes if it was started again."""
         [state] = inspect_containers(connection, self.container.identity)
         if state.status != "running":
             error = ServicesError(f"The container of the service {self.container.service} does not run: {state}.")

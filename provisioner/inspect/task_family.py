@@ -1,4 +1,7 @@
-"""Task families as Inspect tasks: `inspect eval provisioner/task_family -T family=PATH`."""
+"""Task families as Inspect tasks, run anew or replayed from recorded runs.
+
+`inspect eval provisioner/task_family -T family=PATH`, or `inspect eval provisioner/replay -T tasks_path=FILE`.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +129,7 @@ class FamilySamples:
 
 @contextlib.contextmanager
 def interruptible(session: Session) -> Iterator[Session]:
-    """Has Ctrl-C end work that keeps the event loop's thread, and lets it clean up.
+    """Lets Ctrl-C end work that keeps the event loop's thread, which cleans up first.
 
     The loop's own handler would only take note of a first Ctrl-C, and act once the work is done.
 
