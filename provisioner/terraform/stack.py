@@ -24,9 +24,8 @@ from provisioner.errors import HostError, TerraformError
 from provisioner.signals import no_check
 from provisioner.store.files import is_locked, read_end, write_atomically
 from provisioner.terraform import process
-from provisioner.terraform.process import LOCK, LOG, OPENTOFU, TERRAFORM, product_that_runs
+from provisioner.terraform.process import LOCK, LOG, OPENTOFU, TERRAFORM, THROTTLED, Tell, Transcript, product_that_runs
 from provisioner.terraform.render import VALUES
-from provisioner.terraform.transcript import THROTTLED, Tell, Transcript
 
 # Pauses before the second and the third attempt; there is no fourth.
 RETRY_SECONDS = (1.0, 5.0)

@@ -67,14 +67,14 @@ class Account:
         return inspector(os.environ["AWS_ENDPOINT_URL"], service, region)
 
     def session(self, name: str = "home", regions: tuple[str, ...] = (REGION,), **options: Any) -> Session:
-        """Returns the session of a controller with its own home, which has a finished image."""
+        """Returns the session of a controller with its own home, which has a finished image in the first region."""
         home = new_home(self._directory / name)
         settings = Settings(controller_cidrs=options.pop("controller_cidrs", (CONTROLLER,)))
         store = ImageStore(home)
         if not store.finished(IMAGE):
             directory = home.images / ".building-tests"
             directory.mkdir()
-            images.write(images.Ami(id=AMI, region=REGION, ours=False), directory)
+            images.write(images.Ami(id=AMI, region=regions[0], ours=False), directory)
             store.finish(Image(name=IMAGE, kind="family", created_at=now(), cloud="aws"), directory)
         return Session(home=home, cloud=AwsCloud(home, settings, regions, **options), progress=self.progress)
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.clouds.aws import catalogue, images
+from provisioner.clouds.aws import catalogue
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.network import Network, find_network
 from provisioner.errors import HostError, UsageError
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Destination, Environment
-from provisioner.session import Session
-from tests.aws.account import AMI, IMAGE, Account, MakeEnvironment
+from tests.aws.account import Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi
 
 REGION = "ca-central-1"
@@ -78,15 +77,10 @@ def test_a_joining_controller_gets_the_next_acl_number(
     # The snapshot has no prices there.
     monkeypatch.setattr(catalogue, "shipped", lambda _: shipped("us-east-1"))
 
-    def opened(*own: str) -> Session:
-        session = account.session(regions=(region,), controller_cidrs=own)
-        images.write(images.Ami(id=AMI, region=region, ours=False), session.home.images / IMAGE)
-        return session
-
-    first = opened(*controllers(20, 2))
+    first = account.session(regions=(region,), controller_cidrs=controllers(20, 2))
     [before] = create_machines(first, [environment(first, aux=False, allowed=destinations(2))])
     known = numbers(account, before, region)
-    second = opened(*controllers(1, 1))  # which sorts before the others
+    second = account.session(regions=(region,), controller_cidrs=controllers(1, 1))  # which sorts before the others
     [after] = create_machines(second, [environment(second, aux=False, allowed=destinations(1))])
     joined_in = numbers(account, after, region)
     assert [known[cidr] for cidr in controllers(20, 2)] == [100, 101]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from provisioner.clouds.aws import account as account_module
-from provisioner.clouds.aws import catalogue, images
+from provisioner.clouds.aws import catalogue
 from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.config import Settings
 from provisioner.errors import HostError
@@ -18,7 +18,7 @@ from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Destination, Environment
 from provisioner.session import Session
-from tests.aws.account import AMI, CONTROLLER, IMAGE, Account, MakeEnvironment
+from tests.aws.account import CONTROLLER, Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi
 
 REGION, OTHER_REGION, THIRD_REGION = "us-west-2", "us-east-2", "us-west-1"
@@ -29,9 +29,7 @@ ALLOWED = (Destination(cidr="198.51.100.7/32", port=443),)
 
 
 def opened(account: Account, address: str, region: str = REGION) -> Session:
-    session = account.session(regions=(region,), controller_cidrs=(address,))
-    images.write(images.Ami(id=AMI, region=region, ours=False), session.home.images / IMAGE)
-    return session
+    return account.session(regions=(region,), controller_cidrs=(address,))
 
 
 @pytest.fixture(params=[REGION])

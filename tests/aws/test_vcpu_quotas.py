@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from provisioner.clouds.aws import images, vcpu_quota
+from provisioner.clouds.aws import vcpu_quota
 from provisioner.errors import CapacityError, UnavailableError
 from provisioner.family.manifest import Resources
 from provisioner.machines.create import create_machines
@@ -14,7 +14,7 @@ from provisioner.machines.destroy import destroy_machines
 from provisioner.models import MachineSize, Role
 from provisioner.session import Session
 from tests.aws import vcpu_limits
-from tests.aws.account import AMI, IMAGE, Account, MakeEnvironment
+from tests.aws.account import Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi
 
 REGION = "us-west-2"
@@ -32,9 +32,7 @@ def quotas(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[tuple[str, str], in
 
 
 def opened(account: Account, *, spot: bool = False, regions: tuple[str, ...] = (REGION,)) -> Session:
-    session = account.session(regions=regions, spot=spot)
-    images.write(images.Ami(id=AMI, region=REGION, ours=False), session.home.images / IMAGE)
-    return session
+    return account.session(regions=regions, spot=spot)
 
 
 def test_machines_beyond_every_quota_are_refused_first(account: Account, quotas: dict[tuple[str, str], int]) -> None:
