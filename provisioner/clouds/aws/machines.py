@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from provisioner.clock import now
-from provisioner.clouds.aws import admission, cleanup, schedules
+from provisioner.clouds.aws import cleanup, network, schedules
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import EXPIRY_TAG, LEASE_TAG, asking, timestamp
 from provisioner.clouds.aws.instance_watch import metadata_is_off, watch
@@ -140,7 +140,7 @@ class AwsMachines:
         """Names the addresses that are let in: SSH may leave this host by another than its requests to checkip."""
         if self.account.settings.controller_cidrs:
             return None
-        let_in = environment.placement.get(admission.CONTROLLERS, "")
+        let_in = environment.placement.get(network.CONTROLLERS, "")
         return (
             f"Only {let_in} is let in. If SSH leaves this host by another address, as with several or behind an HTTP "
             "proxy, name its networks: controller_cidrs in the configuration file, PROVISIONER_CONTROLLER_CIDRS."
@@ -154,7 +154,7 @@ class AwsMachines:
 
     def authorize(self, environment: Environment, open_network: Callable[[], None]) -> None:
         """Opens the group and the environment's own subnet. The region's network is Terraform's."""
-        known = environment.placement.get(admission.CONTROLLERS, "").split()
+        known = environment.placement.get(network.CONTROLLERS, "").split()
         try:
             own = self.account.controllers
         except HostError:  # its address cannot be determined now
@@ -162,7 +162,7 @@ class AwsMachines:
         if known and not own <= set(known):
             with locked(self.account.home.locks / f"admission-{environment.id}"):
                 open_network()
-                admission.admit(self.account.api, environment, own)
+                network.admit(self.account.api, environment, own)
 
     def renew_lease(self, environment: Environment) -> None:
         """Records in a tag until when other controllers should assume that this one is alive."""

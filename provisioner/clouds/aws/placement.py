@@ -9,9 +9,8 @@ from typing import Literal
 
 from provisioner.clouds.aws import cleanup
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.admission import CONTROLLERS
 from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HINT, SESSION_ENDED
-from provisioner.clouds.aws.network import Networks, allowlist_subnet
+from provisioner.clouds.aws.network import CONTROLLERS, Networks, allowlist_subnet
 from provisioner.errors import CapacityError, HostError, InfrastructureError, TerraformError
 from provisioner.models import Environment, MachineSize
 
