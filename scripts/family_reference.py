@@ -18,7 +18,7 @@ from typing import Annotated, Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "provisioner/guest")]
 
-from provisioner_guest.family import values  # noqa: E402
+from provisioner_guest.family import results  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
@@ -116,7 +116,7 @@ def limits() -> str:
         "the env file": size(env_file.MAXIMUM_FILE_BYTES),
         "a variable's value": f"less than {size(env_file.MAXIMUM_VALUE_BYTES)}",
         "submission": size(operations.SUBMISSION_LIMIT_BYTES),
-        "what a function returns": f"{size(values.MAX_BYTES)}, {values.MAX_DEPTH} levels deep",
+        "what a function returns": f"{size(results.MAX_BYTES)}, {results.MAX_DEPTH} levels deep",
         "score log": size(operations.SCORE_LOG_BYTES),
     }
     return table(["what", "at most"], [list(row) for row in rows.items()])

@@ -17,7 +17,6 @@ import json
 import os
 import pwd
 import select
-import signal
 import sys
 import time
 
@@ -27,8 +26,7 @@ if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
 from provisioner_guest.cgroup import outlive_call  # noqa: E402
-from provisioner_guest.login import USER_PATH, login_environment  # noqa: E402
-from provisioner_guest.ring import CHUNK_BYTES, Ring  # noqa: E402
+from provisioner_guest.login import USER_PATH, become, login_environment, protect, restore_signals  # noqa: E402
 
 TYPE_CHECKING = False  # without an import of typing
 if TYPE_CHECKING:
@@ -51,6 +49,63 @@ STREAMS = {"o": "stdout", "e": "stderr"}
 # How often a follower looks for output: at first, and when there has been none for a while.
 QUICK_SECONDS, SLOW_SECONDS = 0.02, 0.4
 SIGN_OF_LIFE_SECONDS = 10.0
+HEADER_BYTES = 8
+CAPACITY_BYTES = 8 << 20
+# The most that is written or read at once.
+CHUNK_BYTES = 64 << 10
+
+
+class Ring:
+    """Keeps the end of a stream in a file of bounded size, which one process writes while others read it.
+
+    The count of all bytes that were ever written comes first.
+
+    Args:
+        descriptor: of the file, open for reading, and for writing if `write` is called.
+        capacity_bytes: how much of the stream the file holds; more than two chunks.
+    """
+
+    def __init__(self, descriptor: int, capacity_bytes: int = CAPACITY_BYTES) -> None:
+        self.descriptor = descriptor
+        self.capacity_bytes = capacity_bytes
+
+    def total(self) -> int:
+        """Return how many bytes were written since the beginning."""
+        return int.from_bytes(os.pread(self.descriptor, HEADER_BYTES, 0), "little")
+
+    def write(self, data: bytes) -> None:
+        """Append a chunk, over the oldest data. The data is written before it is counted.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        total = self.total()
+        position = total % self.capacity_bytes
+        room = self.capacity_bytes - position
+        os.pwrite(self.descriptor, data[:room], HEADER_BYTES + position)
+        if data[room:]:
+            os.pwrite(self.descriptor, data[room:], HEADER_BYTES)
+        os.pwrite(self.descriptor, (total + len(data)).to_bytes(HEADER_BYTES, "little"), 0)
+
+    def read(self, offset: int) -> tuple[int, bytes]:
+        """Read at most a chunk, from an offset in the stream or from the oldest byte that is surely left.
+
+        Returns:
+            the offset of the data, and the data; empty if nothing was written since.
+        """
+        while True:
+            offset = max(offset, self._oldest())
+            position = offset % self.capacity_bytes
+            size = min(CHUNK_BYTES, self.total() - offset, self.capacity_bytes - position)
+            if size <= 0:
+                return offset, b""
+            data = os.pread(self.descriptor, size, HEADER_BYTES + position)
+            if offset >= self._oldest():  # the writer has not come round in the meantime
+                return offset, data
+
+    def _oldest(self) -> int:
+        """Return the offset of the first byte that the writer does not overwrite just now."""
+        return max(0, self.total() + CHUNK_BYTES - self.capacity_bytes)
 
 
 def main() -> int:
@@ -102,15 +157,6 @@ def start(request: Request, state: str) -> None:
         os._exit(0)
 
 
-def protect(adjustment: str) -> None:
-    """Tell the kernel how gladly it should end this process when memory is short."""
-    try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write(adjustment)
-    except OSError:  # only root may
-        pass
-
-
 def supervise(request: Request, rings: dict[str, Ring]) -> dict[str, int | bool | None]:
     """Run the command to its end or its time limit, keep its output, and end what it left.
 
@@ -151,18 +197,12 @@ def become_agent(request: Request, stdout: int, stderr: int) -> None:
     protect("0")
     user = pwd.getpwnam(request["user"])
     home = request["home"]
-    if user.pw_uid != os.geteuid():
-        os.fchown(stdout, user.pw_uid, user.pw_gid)  # otherwise its `echo ... > /dev/stderr` is refused
-        os.fchown(stderr, user.pw_uid, user.pw_gid)
-        os.initgroups(user.pw_name, user.pw_gid)
-        os.setgid(user.pw_gid)
-        os.setuid(user.pw_uid)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
+    become(user)
     os.umask(0o022)
     os.chdir(os.path.join(home, "scaffolding"))
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the agent would inherit that
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    restore_signals()
     etc = os.path.join(request["root"], "etc")
     environment = login_environment(etc, user.pw_name, home, user.pw_shell, USER_PATH)
     os.execve("/bin/bash", ["bash", "-lc", request["command"]], environment)

@@ -29,7 +29,6 @@ MODULES = (
     "provisioner_guest/login.py",
     "provisioner_guest/cgroup.py",
     "provisioner_guest/exec/__init__.py",
-    "provisioner_guest/exec/frames.py",
     "provisioner_guest/exec/start.py",
     "provisioner_guest/exec/container.py",
     "provisioner_guest/exec/call.py",

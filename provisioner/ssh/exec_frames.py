@@ -1,6 +1,6 @@
 """Builds requests to a machine's exec server and checks its answers, frame by frame.
 
-guest/provisioner_guest/exec/frames.py is the other side. The machine is not trusted: kinds, order, lengths and contents
+guest/provisioner_guest/exec/call.py is the other side. The machine is not trusted: kinds, order, lengths and contents
 are bounded here, and nothing is kept but the last frame. Pure.
 """
 

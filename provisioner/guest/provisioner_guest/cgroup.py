@@ -48,7 +48,7 @@ class Cgroup:
         os.mkdir(self.path)
         if not self._is_agents and not inside:
             for file, limit in _limits().items():
-                _write(os.path.join(self.path, file), limit)
+                write(os.path.join(self.path, file), limit)
 
     def join(self) -> None:
         """Move this process into it. For a new process, before anything of the user's runs.
@@ -58,8 +58,8 @@ class Cgroup:
         """
         if self.path is None:
             return
-        _write(self.path + "/cgroup.procs", "0")
-        if self._is_agents and _read(AGENTS + "/pids.max").strip() == "0":
+        write(self.path + "/cgroup.procs", "0")
+        if self._is_agents and read(AGENTS + "/pids.max").strip() == "0":
             raise BlockingIOError(11, "the agent's processes are not let in")
 
     def end(self) -> None:
@@ -69,8 +69,8 @@ class Cgroup:
         deadline = time.monotonic() + END_SECONDS
         while time.monotonic() < deadline:
             try:
-                _write(self.path + "/cgroup.kill", "1")
-                if "populated 0" in _read(self.path + "/cgroup.events"):
+                write(self.path + "/cgroup.kill", "1")
+                if "populated 0" in read(self.path + "/cgroup.events"):
                     break
             except OSError:
                 break
@@ -100,14 +100,14 @@ def outlive_call() -> None:
     if is_available():
         path = os.path.join(_ours(), "supervisors")
         os.makedirs(path, exist_ok=True)
-        _write(path + "/cgroup.procs", "0")
+        write(path + "/cgroup.procs", "0")
 
 
 def _ours() -> str:
     if not os.path.exists(OURS):
-        _write(ROOT + "/cgroup.subtree_control", "+memory +pids")
+        write(ROOT + "/cgroup.subtree_control", "+memory +pids")
         os.makedirs(OURS, exist_ok=True)
-    _write(OURS + "/cgroup.subtree_control", "+memory +pids")
+    write(OURS + "/cgroup.subtree_control", "+memory +pids")
     return OURS
 
 
@@ -121,16 +121,18 @@ def _agents() -> str:
 def _limits() -> dict[str, str]:
     """Return a command's limits: nearly all of the machine, so that a runaway command does not stop it."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    tasks = min(int(_read("/proc/sys/kernel/threads-max")), int(_read("/proc/sys/kernel/pid_max")))
+    tasks = min(int(read("/proc/sys/kernel/threads-max")), int(read("/proc/sys/kernel/pid_max")))
     return {"memory.max": str(total - max(RESERVE_BYTES, total // 20)), "pids.max": str(tasks * 3 // 4)}
 
 
-def _read(path: str) -> str:
+def read(path: str) -> str:
+    """Return what a file of a cgroup says."""
     with open(path, encoding="ascii") as file:
         return file.read()
 
 
-def _write(path: str, text: str) -> None:
+def write(path: str, text: str) -> None:
+    """Write to a file of a cgroup that is there."""
     descriptor = os.open(path, os.O_WRONLY)
     try:
         os.write(descriptor, text.encode("ascii"))

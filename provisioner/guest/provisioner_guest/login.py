@@ -1,8 +1,10 @@
-"""Builds the environment variables of a login from the machine's files. Imports little, as agents wait for it."""
+"""Gives a process what a login has: environment variables, ids, signals. Imports little, as agents wait for it."""
 
 from __future__ import annotations
 
 import os
+import pwd
+import signal
 
 # The PATH that Debian's login sets for root and for other users (/etc/login.defs, ENV_SUPATH and ENV_PATH).
 ROOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -39,3 +41,29 @@ def etc_environment(etc: str) -> dict[str, str]:
             quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
             variables[name.strip()] = value[1:-1] if quoted else value
     return variables
+
+
+def protect(adjustment: str) -> None:
+    """Set the priority with which the kernel ends this process when memory is short (oom_score_adj)."""
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(adjustment)
+    except OSError:  # only root may
+        pass
+
+
+def become(user: pwd.struct_passwd) -> None:
+    """Give this process, and its output, to a user."""
+    if user.pw_uid == os.geteuid():
+        return
+    for output in (1, 2):
+        os.fchown(output, user.pw_uid, user.pw_gid)  # otherwise its `echo ... > /dev/stderr` is refused
+    os.initgroups(user.pw_name, user.pw_gid)
+    os.setgid(user.pw_gid)
+    os.setuid(user.pw_uid)
+
+
+def restore_signals() -> None:
+    """Handle signals again that Python ignores, as programs inherit that."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -157,7 +157,7 @@ class Guest:
         if not programs.exists():
             package = programs / "provisioner_guest"
             package.mkdir(parents=True)
-            for name in ("agent.py", *(f"provisioner_guest/{name}.py" for name in ("__init__", "login", "ring"))):
+            for name in ("agent.py", "provisioner_guest/__init__.py", "provisioner_guest/login.py"):
                 shutil.copy(GUEST / name, programs / name)
             (package / "cgroup.py").write_text("def outlive_call():\n    pass\n")
             (programs / "agent_cgroup.sh").write_text(CGROUP)

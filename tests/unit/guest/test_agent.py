@@ -13,7 +13,7 @@ import pytest
 from provisioner.clouds.guest_files import GUEST
 
 sys.path.insert(0, str(GUEST))
-from provisioner_guest.ring import CHUNK_BYTES, Ring
+from agent import CHUNK_BYTES, Ring
 
 CAPACITY_BYTES = 4 * CHUNK_BYTES
 

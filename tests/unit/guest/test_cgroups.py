@@ -13,7 +13,7 @@ from provisioner.clouds.guest_files import GUEST
 
 sys.path.insert(0, str(GUEST))
 from provisioner_guest import cgroup
-from provisioner_guest.family.leftovers import is_agents, own_cgroup
+from provisioner_guest.family.parent import is_agents, own_cgroup
 
 from tests.waiting import until
 

@@ -91,7 +91,7 @@ def test_a_value_that_is_too_large_is_an_error_of_its_own(machine: Machine, body
 CLASSES = """
 import collections, dataclasses, datetime, pathlib, re, sys
 sys.path.insert(0, sys.argv[1])
-from provisioner_guest.family.values import fingerprint
+from provisioner_guest.family.results import fingerprint
 
 @dataclasses.dataclass
 class Fields:

@@ -92,7 +92,7 @@ def test_a_request_of_any_bytes_is_ascii_and_bounded() -> None:
 
 
 def test_both_sides_know_the_same_frames() -> None:
-    theirs = (GUEST / "provisioner_guest/exec/frames.py").read_text()
+    theirs = (GUEST / "provisioner_guest/exec/call.py").read_text()
     for names, values in re.findall(r"^([A-Z, _]+) = ((?:b\"\w\"(?:, )?)+)", theirs, re.MULTILINE):
         for name, value in zip(names.split(", "), values.split(", "), strict=True):
             assert getattr(exec_frames, name) == value[2:-1].encode()

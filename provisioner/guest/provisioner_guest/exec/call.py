@@ -1,6 +1,8 @@
 """Serves one call of the exec server, from its request to its end: moves input and output, keeps the time limit.
 
-Never holds more than a few pieces of data: what the controller does not take stays with the command.
+Never holds more than a few pieces of data: what the controller does not take stays with the command. A frame of the
+stream has a kind (1 byte), the payload's length (4 bytes, big-endian) and the payload; ssh/exec_frames.py is the
+controller's side.
 """
 
 from __future__ import annotations
@@ -10,23 +12,11 @@ import os
 import re
 import select
 import signal
+import struct
 import time
 
 from provisioner_guest.cgroup import Cgroup
 from provisioner_guest.exec.container import Container
-from provisioner_guest.exec.frames import (
-    ALIVE,
-    DATA_BYTES,
-    REQUEST,
-    STARTED,
-    STDERR,
-    STDIN,
-    STDOUT,
-    BadFrameError,
-    Frames,
-    ended,
-    frame,
-)
 from provisioner_guest.exec.start import OPERATIONS, Child, StartError, account, exit_code
 
 TYPE_CHECKING = False  # without an import of typing, which costs each call time
@@ -35,6 +25,14 @@ if TYPE_CHECKING:
 
     from provisioner_guest.exec.start import Request
 
+HEADER = struct.Struct(">cI")
+# From the controller: what to do (JSON, once, first), input, and the input's end (without a payload).
+REQUEST, STDIN, STDIN_END = b"q", b"i", b"z"
+# To the controller: it began, output, a sign of life, and how it ended (JSON, once, last).
+STARTED, STDOUT, STDERR, ALIVE, EXIT = b"s", b"o", b"e", b"a", b"x"
+REQUEST_BYTES = 16 << 20
+DATA_BYTES = 64 << 10
+LIMITS = {REQUEST: REQUEST_BYTES, STDIN: DATA_BYTES, STDIN_END: 0}
 REQUEST_SECONDS = 60.0
 ALIVE_SECONDS = 10.0
 # How long output is awaited after the command's end: a process in the background may hold its pipes for ever.
@@ -47,8 +45,22 @@ OUTPUT_BYTES = 64 << 10
 IDENTITY = re.compile("[0-9a-f]{12,64}")
 
 
+class BadFrameError(Exception):
+    """The controller sent something that is no frame."""
+
+
 class ControllerGoneError(Exception):
     """The channel to the controller was closed."""
+
+
+def frame(kind: bytes, payload: bytes = b"") -> bytes:
+    """Return a frame."""
+    return HEADER.pack(kind, len(payload)) + payload
+
+
+def ended(**how: str | int) -> bytes:
+    """Return the frame that says how a call ended: `code`; `timed_out`; or `errno`, `what` and `text`."""
+    return frame(EXIT, json.dumps(how).encode("ascii"))
 
 
 def _name(user: str) -> str:
@@ -68,7 +80,7 @@ class Call:
 
     def __init__(self, reader: int, writer: int) -> None:
         self._reader, self._writer = reader, writer
-        self._frames = Frames()
+        self._received = bytearray()
         self._out = bytearray()
         self._input = bytearray()
         self._input_ended = False
@@ -118,7 +130,7 @@ class Call:
     def _request(self) -> Request:
         deadline = time.monotonic() + REQUEST_SECONDS
         while True:
-            found = self._frames.next()
+            found = self._next_frame()
             if found:
                 break
             left = deadline - time.monotonic()
@@ -220,11 +232,25 @@ class Call:
             raise ControllerGoneError from None
         if not data:
             raise ControllerGoneError
-        self._frames.feed(data)
+        self._received += data
+
+    def _next_frame(self) -> tuple[bytes, bytes] | None:
+        """Return the next frame, its kind and payload; None if it is not complete."""
+        if len(self._received) < HEADER.size:
+            return None
+        kind, length = HEADER.unpack_from(self._received)
+        if length > LIMITS.get(kind, -1):
+            raise BadFrameError("a frame is of no known kind or too long")
+        end = HEADER.size + length
+        if len(self._received) < end:
+            return None
+        payload = bytes(self._received[HEADER.size : end])
+        del self._received[:end]
+        return kind, payload
 
     def _take_input(self) -> None:
         while len(self._input) < INPUT_BYTES:
-            found = self._frames.next()
+            found = self._next_frame()
             if not found:
                 return
             kind, payload = found

@@ -16,7 +16,7 @@ import stat
 import sys
 import traceback
 
-from provisioner_guest.login import ROOT_PATH, USER_PATH, login_environment
+from provisioner_guest.login import ROOT_PATH, USER_PATH, become, login_environment, protect, restore_signals
 
 TYPE_CHECKING = False  # without an import of typing, which costs each call time
 if TYPE_CHECKING:
@@ -156,14 +156,14 @@ def _run(request: Request, cgroup: Cgroup, container: Container | None) -> int:
     os.umask(0o022)
     protect("0")
     if container:
-        _take_pythons_signals_back()
+        restore_signals()
         return container.execute(request, cgroup, REPORT)
     cgroup.join()
     try:
         user = account(request["user"])
     except KeyError:
         raise StartError("user", errno.ENOENT, "there is no user " + request["user"]) from None
-    _become(user)
+    become(user)
     try:
         os.chdir(request["cwd"] or user.pw_dir)
     except OSError as error:
@@ -179,15 +179,6 @@ def _run(request: Request, cgroup: Cgroup, container: Container | None) -> int:
 def exit_code(status: int) -> int:
     """Return a process's exit code, 128+n if signal n ended it."""
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
-def protect(adjustment: str) -> None:
-    """Set the priority with which the kernel ends this process when memory is short (oom_score_adj)."""
-    try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write(adjustment)
-    except OSError:  # only root may
-        pass
 
 
 def account(user: str) -> pwd.struct_passwd:
@@ -210,24 +201,8 @@ def account(user: str) -> pwd.struct_passwd:
         return pwd.struct_passwd((user, "x", int(user), 0, "", "/", "/bin/sh"))
 
 
-def _become(user: pwd.struct_passwd) -> None:
-    if user.pw_uid == os.geteuid():
-        return
-    for output in (1, 2):
-        os.fchown(output, user.pw_uid, user.pw_gid)  # otherwise its `echo ... > /dev/stderr` is refused
-    os.initgroups(user.pw_name, user.pw_gid)
-    os.setgid(user.pw_gid)
-    os.setuid(user.pw_uid)
-
-
-def _take_pythons_signals_back() -> None:
-    """Handle signals again that Python ignores, as programs inherit that."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-
-
 def _execute(request: Request, environment: dict[str, str]) -> int:
-    _take_pythons_signals_back()
+    restore_signals()
     argv = request["argv"]
     try:
         os.execvpe(argv[0], argv, environment)

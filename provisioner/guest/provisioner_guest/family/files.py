@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Callable
 
-from provisioner_guest.family import machine
-from provisioner_guest.family.request import Request
+from provisioner_guest.family.request import Request, User
 
 # Deeper than any real tree, but below the limits on recursion and open files.
 MAX_DEPTH = 400
@@ -43,17 +42,17 @@ def settle_home(request: Request) -> dict[str, Any]:
         warnings: the files that could not be given to agent.
     """
     instructions = request.option("instructions", str)
-    user = machine.find_user(request.places, "agent")
+    user = request.user("agent")
     warnings: list[str] = []
-    with _open(os.fspath(request.places.agent_home), DIRECTORY_FLAGS) as home:
+    with _open(os.fspath(request.root / "home/agent"), DIRECTORY_FLAGS) as home:
         if not request.option("skip_chown", bool):
-            _give_home(home, user, machine.find_group(request.places, "protected"), warnings)
+            _give_home(home, user, request.group("protected"), warnings)
         _tighten_private_keys(home, user.uid)
         place(home, "instructions.txt", f"{instructions}\n", owner=(user.uid, user.gid), mode=0o644)
     return {"warnings": warnings[:MAX_WARNINGS]}
 
 
-def _give_home(home: int, user: machine.User, protected: int, warnings: list[str]) -> None:
+def _give_home(home: int, user: User, protected: int, warnings: list[str]) -> None:
     def give(directory: int, name: str, status: os.stat_result) -> bool:
         is_directory = stat.S_ISDIR(status.st_mode)
         hidden_at_top = directory == home and name.startswith(".") and name != ".ssh"

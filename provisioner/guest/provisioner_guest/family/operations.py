@@ -10,15 +10,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from provisioner_guest.family import results
 from provisioner_guest.family.request import Request, as_json, python_command
-from provisioner_guest.family.results import OperationError
-from provisioner_guest.family.values import MAX_BYTES, fingerprint
+from provisioner_guest.family.results import MAX_BYTES, OperationError, fingerprint
 
 HELPER = str(Path(__file__).parents[2] / "helper.py")
 COLLECTIONS = (list, tuple, set, frozenset)
@@ -65,13 +63,6 @@ def _task(family: Any, name: str | None) -> Any:
     return tasks[name]
 
 
-def _function(family: Any, name: str) -> Callable[..., Any]:
-    function = getattr(family, name, None)
-    if function is None:
-        raise OperationError("invalid", f"the task family has no {name}()")
-    return function  # type: ignore[no-any-return]
-
-
 def install(request: Request) -> None:
     """Call install(), if the family has it."""
     family = load_family(request.family)
@@ -96,14 +87,12 @@ def score(request: Request) -> Any:
     # newline="" keeps the submission's line ends unchanged.
     with open(request.option("submission", str), encoding="utf-8", errors="replace", newline="") as file:
         submission = file.read()
-    family = load_family(request.family)
-    return _function(family, "score")(_task(family, request.task), submission)
+    return _score(request, "score", submission)
 
 
 def intermediate_score(request: Request) -> Any:
     """Call intermediate_score(task)."""
-    family = load_family(request.family)
-    return _function(family, "intermediate_score")(_task(family, request.task))
+    return _score(request, "intermediate_score")
 
 
 def aggregate_scores(request: Request) -> Any:
@@ -114,13 +103,18 @@ def aggregate_scores(request: Request) -> Any:
             elapsed_seconds.
     """
     entries = json.loads(Path(request.option("score_log", str)).read_text(encoding="utf-8"))
+    return _score(request, "aggregate_scores", [_score_log_entry(entry) for entry in entries])
+
+
+def _score(request: Request, name: str, *arguments: Any) -> Any:
     family = load_family(request.family)
-    return _function(family, "aggregate_scores")(
-        _task(family, request.task), [score_log_entry(entry) for entry in entries]
-    )
+    function = getattr(family, name, None)
+    if function is None:
+        raise OperationError("invalid", f"the task family has no {name}()")
+    return function(_task(family, request.task), *arguments)
 
 
-def score_log_entry(entry: dict[str, Any]) -> dict[str, Any]:
+def _score_log_entry(entry: dict[str, Any]) -> dict[str, Any]:
     """Convert an entry to the standard's types: scored_at as a UTC datetime, and the older keys in milliseconds."""
     moment = datetime.datetime.fromisoformat(entry["scored_at"])
     moment = moment.replace(tzinfo=moment.tzinfo or datetime.UTC).astimezone(datetime.UTC)
@@ -160,26 +154,23 @@ def setup(request: Request) -> dict[str, Any]:
         if variables.keys() >= set(names):
             break
         variables |= {name: given[name] for name in names}
-    first = _value(result)
+    if result["status"] == "error":
+        error = OperationError("", "")
+        error.result = result
+        raise error
+    first: dict[str, Any] = result["value"]
     del first["missing"]
     _compare(first, result["fingerprints"], _read_afresh(request, variables, given))
     return first
 
 
-def _value(result: dict[str, Any]) -> dict[str, Any]:
-    if result["status"] == "error":
-        error = OperationError("", "")
-        error.result = result
-        raise error
-    return result["value"]  # type: ignore[no-any-return]
-
-
 def _read_afresh(request: Request, variables: dict[str, str], given: dict[str, str]) -> dict[str, Any]:
     """Read the setup data in a new interpreter, and return the result of read_setup, with its "fingerprints"."""
     path = request.result.with_name(request.result.name + ".setup")
+    files = (path, _fingerprints_path(path))
     unset = [name for name in given if name not in variables]
     read = replace(request, operation="read_setup", result=path, environment={}, options={"unset": unset})
-    for file in (path, _fingerprints_path(path)):
+    for file in files:
         results.discard(file)
     sys.stdout.flush()
     with os.fdopen(os.memfd_create("request"), "w+b") as stdin:
@@ -187,8 +178,8 @@ def _read_afresh(request: Request, variables: dict[str, str], given: dict[str, s
         stdin.seek(0)
         command = [*python_command(), "-u", HELPER, "child"]
         exit_code = subprocess.run(command, stdin=stdin, env={**os.environ, **variables}, check=False).returncode
-    result, fingerprints = (results.read(file) for file in (path, _fingerprints_path(path)))
-    for file in (path, _fingerprints_path(path)):
+    result, fingerprints = (results.read(file) for file in files)
+    for file in files:
         results.discard(file)
     if not isinstance(result, dict):
         return results.ended(exit_code)

@@ -1,7 +1,9 @@
 """Starts the child that runs an operation, passes its output on, and makes sure that there is a result.
 
 The child's output goes to files, not to pipes. So processes that the task leaves running can keep writing: they neither
-block this process nor die of a closed pipe.
+block this process nor die of a closed pipe. When an operation's time is over, all processes in its call's cgroup are
+ended, whatever sessions they made. A process that a scoring leaves running as agent may be the agent's own program. It
+is moved to the agent's cgroup, and so ends before the next scoring.
 """
 
 from __future__ import annotations
@@ -18,16 +20,22 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
-from provisioner_guest.family import leftovers, machine, results
-from provisioner_guest.family.request import Request, as_json, family_python
+from provisioner_guest import cgroup
+from provisioner_guest.family import results
+from provisioner_guest.family.request import Request, User, as_json, family_python
+from provisioner_guest.login import ROOT_PATH
 
-POLL_SECONDS = 0.1
-FORK_PAUSE_SECONDS = 0.02
+POLL_SECONDS, PAUSE_SECONDS = 0.1, 0.02
 CHUNK_BYTES = 64 * 1024
 # The operations that import no task code.
 OWN_OPERATIONS = frozenset({"shell", "settle_home", "read_submission"})
+SCORINGS = frozenset({"score", "intermediate_score", "aggregate_scores"})
+# The exec server makes one for each call, and no other program uses this name (cgroup.py).
+CALL = "/provisioner/call-"
+AGENTS = cgroup.AGENTS + "/logins"
+CLEARING_SECONDS = 20.0
 
 
 def run(request: Request, *, program: str) -> None:
@@ -41,8 +49,9 @@ def run(request: Request, *, program: str) -> None:
         BadRequestError: the result's directory is not safe.
     """
     results.prepare(request.result)
-    operations = request.places.state / "operations"
-    request.places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = request.root / "var/lib/provisioner"
+    operations = state / "operations"
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
     operations.mkdir(mode=0o700, exist_ok=True)
     directory = Path(tempfile.mkdtemp(dir=operations))  # 0700
     try:
@@ -55,11 +64,11 @@ def run(request: Request, *, program: str) -> None:
 def _run_in(request: Request, program: str, directory: Path) -> None:
     # For appending: `echo ... > /dev/stderr` reopens and truncates the file, after which other writers must not
     # continue at their old offsets.
-    environment = {**machine.root_environment(request.places), **request.environment}
+    environment = request.login_of(User("root", 0, 0, str(request.home), "/bin/bash"), ROOT_PATH)
     try:
         with (directory / "stdout").open("ab") as stdout, (directory / "stderr").open("ab") as stderr:
             if request.operation in OWN_OPERATIONS:
-                child: Fork | subprocess.Popen[bytes] = _fork(request, program, environment, stdout, stderr)
+                child: _Fork | subprocess.Popen[bytes] = _Fork(request, program, environment, (stdout, stderr))
             else:
                 command = [*family_python(environment["PATH"]), "-u", program, "child"]
                 child = _start(request, command, environment, stdout, stderr)
@@ -71,29 +80,10 @@ def _run_in(request: Request, program: str, directory: Path) -> None:
         limit = request.output_limit_bytes
         streams = [_Stream(stdout, sys.stdout.buffer, limit), _Stream(stderr, sys.stderr.buffer, limit)]
         exit_code = _wait(child, streams, request.timeout_seconds)
-        leftovers.clear(request.operation, _agent(request), in_time=exit_code is not None)
+        _clear(request, in_time=exit_code is not None)
         for stream in streams:
             stream.finish()
     _complete_result(request, exit_code)
-
-
-def _agent(request: Request) -> int | None:
-    """Return the agent's user id; None if the machine has no such user."""
-    try:
-        return machine.find_user(request.places, "agent").uid
-    except (LookupError, OSError):
-        return None
-
-
-def _fork(request: Request, program: str, environment: dict[str, str], stdout: BinaryIO, stderr: BinaryIO) -> Fork:
-    """Start the child in our own Python, which the family cannot change."""
-
-    def work() -> None:
-        from provisioner_guest.family import child
-
-        child.main(request, program_directory=os.path.dirname(program))
-
-    return Fork(work, environment, request.places.family, stdout, stderr)
 
 
 def _start(
@@ -112,14 +102,14 @@ def _start(
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            cwd=request.places.family,
+            cwd=request.home,
             env=environment,
             start_new_session=True,
             umask=0o022,
         )
 
 
-def _wait(child: Fork | subprocess.Popen[bytes], streams: list[_Stream], timeout_seconds: float | None) -> int | None:
+def _wait(child: _Fork | subprocess.Popen[bytes], streams: list[_Stream], timeout_seconds: float | None) -> int | None:
     """Pass output on until the child has ended, even if processes that it started still run.
 
     Returns:
@@ -195,33 +185,23 @@ class _Stream:
                 os.dup2(nowhere.fileno(), self.target.fileno())
 
 
-class Fork:
-    """A child process, in its own session, that calls a function and ends.
-
-    Args:
-        work: the function.
-        environment: all of its variables.
-        cwd: its directory.
-        stdout, stderr: its output. Its stdin is empty.
-
-    Attributes:
-        pid: its id.
+class _Fork:
+    """The child in a fork of our own Python, which the family cannot change, without an interpreter's start.
 
     Raises:
         OSError: it cannot be started.
     """
 
     def __init__(
-        self, work: Callable[[], None], environment: dict[str, str], cwd: Path, stdout: BinaryIO, stderr: BinaryIO
+        self, request: Request, program: str, environment: dict[str, str], output: tuple[BinaryIO, BinaryIO]
     ) -> None:
-        directory = os.open(cwd, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = os.open(request.home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()  # what it holds is written once
             self.pid = os.fork()
             if self.pid == 0:
-                _become(environment, directory, (stdout.fileno(), stderr.fileno()))
-                _end(work)
+                _run_child(request, program, environment, directory, output)
         finally:
             os.close(directory)
 
@@ -238,31 +218,94 @@ class Fork:
                 return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
             if deadline is not None and time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired("fork", timeout or 0)
-            time.sleep(FORK_PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS)
 
 
-def _become(environment: dict[str, str], directory: int, output: tuple[int, int]) -> None:
+def _run_child(
+    request: Request, program: str, environment: dict[str, str], directory: int, output: tuple[BinaryIO, BinaryIO]
+) -> NoReturn:
+    code = 1
     try:
         os.setsid()
-        empty = os.open(os.devnull, os.O_RDONLY)
-        for number, descriptor in enumerate((empty, *output)):
-            os.dup2(descriptor, number)
-        os.close(empty)
+        with open(os.devnull, "rb") as empty:
+            for number, stream in enumerate((empty, *output)):
+                os.dup2(stream.fileno(), number)
         os.fchdir(directory)
         os.umask(0o022)
         os.environ.clear()
         os.environ.update(environment)
-    except BaseException:
-        os._exit(1)
+        from provisioner_guest.family import child
 
-
-def _end(work: Callable[[], None]) -> None:
-    code = 0
-    try:
-        work()
+        child.main(request, program_directory=os.path.dirname(program))
+        code = 0
     except BaseException:
         traceback.print_exc()
-        code = 1
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
+
+
+def _clear(request: Request, *, in_time: bool) -> None:
+    """End or move the processes that an operation has left. Does nothing where calls have no cgroups."""
+    call = own_cgroup()
+    if call is None:
+        return
+    if not in_time:
+        _repeat(call, lambda _: True, lambda pid: os.kill(pid, signal.SIGKILL))
+    elif request.operation in SCORINGS and os.path.isdir(AGENTS):
+        try:
+            agent = request.user("agent").uid
+        except (LookupError, OSError):
+            return
+        _repeat(call, lambda pid: is_agents(pid, agent), lambda pid: cgroup.write(AGENTS + "/cgroup.procs", str(pid)))
+
+
+def own_cgroup() -> str | None:
+    """Return the path of this process's cgroup; None if it is not that of a call."""
     with contextlib.suppress(OSError):
-        sys.stdout.flush()
-    os._exit(code)
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            if line.startswith("0::" + CALL):
+                return cgroup.ROOT + line[len("0::") :]
+    return None
+
+
+def is_agents(pid: int, agent: int) -> bool:
+    """Return whether a process has the agent's rights, or is in a user namespace, where it may have other ids.
+
+    Raises:
+        OSError: it has ended.
+    """
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("Uid:") and str(agent) in line.split():
+            return True
+    return os.stat(f"/proc/{pid}/ns/user").st_ino != os.stat("/proc/self/ns/user").st_ino
+
+
+def _repeat(call: str, concerns: Callable[[int], bool], act: Callable[[int], object]) -> None:
+    """Apply `act` to every other matching process in the cgroup until none is left or 20 s have passed."""
+    if not _concerned(call, concerns):
+        return
+    deadline = time.monotonic() + CLEARING_SECONDS
+    before = cgroup.read(call + "/pids.max")
+    cgroup.write(call + "/pids.max", "0")  # nothing starts meanwhile
+    try:
+        while (left := _concerned(call, concerns)) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(OSError):  # it has ended
+                    act(pid)
+            time.sleep(PAUSE_SECONDS)
+    finally:
+        cgroup.write(call + "/pids.max", before)
+
+
+def _concerned(call: str, concerns: Callable[[int], bool]) -> list[int]:
+    """Return the matching processes, and those that ended just now: they may have started others."""
+    left = []
+    for pid in map(int, cgroup.read(call + "/cgroup.procs").split()):
+        try:
+            if pid != os.getpid() and concerns(pid):
+                left.append(pid)
+        except OSError:
+            left.append(pid)
+    return left

@@ -1,4 +1,4 @@
-"""Parses and checks the controller's request, and defines the paths in a machine. Touches none of the task's files."""
+"""Parses and checks the controller's request, and reads the machine's users. Touches none of the task's files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from provisioner_guest.login import login_environment
+
 T = TypeVar("T")
 
 
@@ -17,30 +19,14 @@ class BadRequestError(Exception):
 
 
 @dataclass(frozen=True)
-class Places:
-    """The paths in a machine. `root` is / except in this program's tests."""
+class User:
+    """A line of /etc/passwd."""
 
-    root: Path = Path("/")
-
-    @property
-    def family(self) -> Path:
-        """The family's files and root's home."""
-        return self.root / "root"
-
-    @property
-    def agent_home(self) -> Path:
-        """Home of the user `agent`."""
-        return self.root / "home/agent"
-
-    @property
-    def state(self) -> Path:
-        """This program's own directory, which only root can enter."""
-        return self.root / "var/lib/provisioner"
-
-    @property
-    def etc(self) -> Path:
-        """The directory with users, groups and the environment of every login."""
-        return self.root / "etc"
+    name: str
+    uid: int
+    gid: int
+    home: str
+    shell: str
 
 
 @dataclass(frozen=True)
@@ -55,7 +41,7 @@ class Request:
         result: the absolute path of the result file.
         output_limit_bytes: how many bytes of stdout, and of stderr, are passed on.
         timeout_seconds: when the process group is killed; None for never.
-        places: the paths in the machine.
+        root: / except in this program's tests.
         options: the operation's own keys.
     """
 
@@ -66,7 +52,7 @@ class Request:
     result: Path
     output_limit_bytes: int
     timeout_seconds: float | None
-    places: Places
+    root: Path
     options: dict[str, Any]
 
     def option(self, name: str, kind: type[T]) -> T:
@@ -79,6 +65,46 @@ class Request:
         if not isinstance(value, kind):
             raise BadRequestError(f"the operation {self.operation!r} needs {name!r}, a {kind.__name__}")
         return value
+
+    @property
+    def home(self) -> Path:
+        """Root's home, with the family's files."""
+        return self.root / "root"
+
+    def user(self, name: str) -> User:
+        """Look up a user.
+
+        Raises:
+            LookupError: the machine has no such user.
+        """
+        for fields in self._lines("passwd", 7):
+            if fields[0] == name:
+                return User(name, int(fields[2]), int(fields[3]), fields[5], fields[6] or "/bin/sh")
+        raise LookupError(f"there is no user {name!r} in this machine")
+
+    def group(self, name: str) -> int:
+        """Look up a group's id.
+
+        Raises:
+            LookupError: the machine has no such group.
+        """
+        for fields in self._lines("group", 4):
+            if fields[0] == name:
+                return int(fields[2])
+        raise LookupError(f"there is no group {name!r} in this machine")
+
+    def groups_of(self, user: User) -> list[int]:
+        """Return the ids of all groups that the user is in."""
+        return [user.gid, *(int(fields[2]) for fields in self._lines("group", 4) if user.name in fields[3].split(","))]
+
+    def _lines(self, file: str, fields: int) -> list[list[str]]:
+        text = (self.root / "etc" / file).read_text(encoding="utf-8", errors="surrogateescape")
+        return [line.split(":") for line in text.splitlines() if line.count(":") == fields - 1]
+
+    def login_of(self, user: User, path: str) -> dict[str, str]:
+        """Return the environment of a user's operation: that of a login with this PATH, and the request's variables."""
+        login = login_environment(str(self.root / "etc"), user.name, user.home, user.shell, path)
+        return {**login, **self.environment}
 
 
 # The types that each key of the request may have.
@@ -124,7 +150,7 @@ def parse_request(data: bytes) -> Request:
         result=Path(keys["result"]),
         output_limit_bytes=max(keys["output_limit_bytes"], 0),
         timeout_seconds=keys["timeout_seconds"],
-        places=Places(Path(keys["root"])),
+        root=Path(keys["root"]),
         options={name: value for name, value in request.items() if name not in COMMON_KEYS},
     )
 
@@ -140,8 +166,7 @@ def as_json(request: Request) -> bytes:
     """Return the request as the JSON that `parse_request` reads."""
     keys = asdict(request)
     options = keys.pop("options")
-    keys["root"] = str(keys.pop("places")["root"])
-    return json.dumps({**options, **keys, "result": str(request.result)}).encode("ascii")
+    return json.dumps({**options, **keys, "root": str(request.root), "result": str(request.result)}).encode("ascii")
 
 
 def python_command() -> list[str]:
