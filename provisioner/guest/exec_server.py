@@ -45,7 +45,10 @@ def listen(path: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets calls that are over
     gc.collect()
     gc.freeze()
-    _tell_systemd()
+    address = os.environ.pop("NOTIFY_SOCKET", "")
+    if address:  # tell systemd that calls are accepted from now on (sd_notify)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notice:
+            notice.sendto(b"READY=1", address.replace("@", "\0", 1))
     while True:
         channel, _ = listener.accept()
         with channel:
@@ -64,14 +67,6 @@ def serve(reader: int, writer: int) -> None:
         Call(reader, writer).serve()
     finally:
         os._exit(0)
-
-
-def _tell_systemd() -> None:
-    """Say that calls are accepted from now on (sd_notify)."""
-    address = os.environ.pop("NOTIFY_SOCKET", "")
-    if address:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notice:
-            notice.sendto(b"READY=1", address.replace("@", "\0", 1))
 
 
 if __name__ == "__main__":

@@ -15,12 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
-from provisioner_guest.family.request import BadRequestError, Request, parse_request  # noqa: E402
-
-
-def read_request() -> Request:
-    """Read the request from stdin."""
-    return parse_request(sys.stdin.buffer.read())
+from provisioner_guest.family.request import BadRequestError, parse_request  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
@@ -33,7 +28,7 @@ def main(arguments: list[str]) -> int:
         0 if a result was written, even that of a failure; 2 if the request is not valid.
     """
     try:
-        request = read_request()
+        request = parse_request(sys.stdin.buffer.read())
         # Each process imports only its own modules: on an emulated CPU each one costs a tenth of a second.
         if arguments == ["child"]:
             from provisioner_guest.family import child

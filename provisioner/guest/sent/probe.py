@@ -263,9 +263,8 @@ class Probes:
     def __init__(self, devices: Mapping[str, str]) -> None:
         self._devices = devices
         self._poll = select.poll()
-        self._waiting: dict[
-            int, tuple[str, Attempt, float, float]
-        ] = {}  # by descriptor: name, attempt, the moment when it has waited enough, and its patience
+        # By descriptor: name, attempt, the moment when it has waited enough, and its patience.
+        self._waiting: dict[int, tuple[str, Attempt, float, float]] = {}
         self._silent: dict[str, Answer] = {}
         self._answers: dict[str, Answer] = {}
         self._looked = time.monotonic()

@@ -123,7 +123,10 @@ def _child(request: Request, cgroup: Cgroup, container: Container | None, descri
     """Carry out the request and end the process, whatever happens."""
     code = 255
     try:
-        _arrange(descriptors)
+        # The pipes become this process's streams and REPORT; the server's other descriptors are closed.
+        for number, high in enumerate([fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 16) for each in descriptors]):
+            os.dup2(high, number, inheritable=number != REPORT)
+        os.closerange(REPORT + 1, MOST_DESCRIPTORS)
         code = _run(request, cgroup, container)
     except StartError as error:
         _tell(error.report)
@@ -133,13 +136,6 @@ def _child(request: Request, cgroup: Cgroup, container: Container | None, descri
         traceback.print_exc()
     finally:
         os._exit(code)
-
-
-def _arrange(descriptors: tuple[int, ...]) -> None:
-    """Make the pipes this process's streams and REPORT, and close the server's other descriptors."""
-    for number, high in enumerate([fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 16) for each in descriptors]):
-        os.dup2(high, number, inheritable=number != REPORT)
-    os.closerange(REPORT + 1, MOST_DESCRIPTORS)
 
 
 def _tell(what: dict[str, str | int]) -> None:

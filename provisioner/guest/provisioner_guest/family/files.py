@@ -48,7 +48,7 @@ def settle_home(request: Request) -> dict[str, Any]:
         if not request.option("skip_chown", bool):
             _give_home(home, user, request.group("protected"), warnings)
         _tighten_private_keys(home, user.uid)
-        place(home, "instructions.txt", f"{instructions}\n", owner=(user.uid, user.gid), mode=0o644)
+        _place(home, "instructions.txt", f"{instructions}\n", owner=(user.uid, user.gid), mode=0o644)
     return {"warnings": warnings[:MAX_WARNINGS]}
 
 
@@ -116,16 +116,8 @@ def _open(path: str, flags: int, directory: int | None = None) -> Iterator[int]:
         os.close(descriptor)
 
 
-def place(directory: int, name: str, text: str, *, owner: tuple[int, int], mode: int) -> None:
-    """Atomically replace whatever has a name by a new file.
-
-    Args:
-        directory: the descriptor of an open directory.
-        name: the file's name in it.
-        text: the content, written as UTF-8.
-        owner: user id and group id.
-        mode: permission bits.
-    """
+def _place(directory: int, name: str, text: str, *, owner: tuple[int, int], mode: int) -> None:
+    """Atomically replace whatever has a name in an open directory by a new file, whose owner is a user and a group."""
     unfinished = f".{name}.{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(unfinished, flags, 0o600, dir_fd=directory)
@@ -153,8 +145,9 @@ def read_submission(request: Request) -> dict[str, Any]:
     path, limit = request.option("path", str), request.option("limit_bytes", int)
     try:
         with _open(path, FILE_FLAGS) as file:
-            reason = _unfit(os.fstat(file), limit)
-            data = b"" if reason else _read(file, limit + 1)
+            reason, data = _unfit(os.fstat(file), limit), b""
+            while not reason and len(data) <= limit and (more := os.read(file, limit + 1 - len(data))):
+                data += more
     except OSError as error:
         # A missing file is not an error: an agent may submit nothing.
         reasons = {errno.ENOENT: "", errno.ELOOP: "it is a symbolic link"}
@@ -170,13 +163,6 @@ def _unfit(status: os.stat_result, limit: int) -> str:
     if status.st_nlink != 1:
         return "it is a file with several names (hard links)"
     return f"it is larger than {limit} bytes" if status.st_size > limit else ""
-
-
-def _read(file: int, size: int) -> bytes:
-    data = b""
-    while len(data) < size and (more := os.read(file, size - len(data))):
-        data += more
-    return data
 
 
 def _submission(data: bytes | None, reason: str) -> dict[str, Any]:

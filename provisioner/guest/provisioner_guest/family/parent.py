@@ -73,8 +73,7 @@ def _run_in(request: Request, program: str, directory: Path) -> None:
                 command = [*family_python(environment["PATH"]), "-u", program, "child"]
                 child = _start(request, command, environment, stdout, stderr)
     except (LookupError, OSError) as error:
-        result = results.OperationError("invalid", f"{error}").result
-        results.write(request.result, result)
+        results.write(request.result, results.OperationError("invalid", f"{error}").result)
         return
     with (directory / "stdout").open("rb") as stdout, (directory / "stderr").open("rb") as stderr:
         limit = request.output_limit_bytes
@@ -83,7 +82,12 @@ def _run_in(request: Request, program: str, directory: Path) -> None:
         _clear(request, in_time=exit_code is not None)
         for stream in streams:
             stream.finish()
-    _complete_result(request, exit_code)
+    if exit_code is None:
+        message = f"it did not end within {request.timeout_seconds:g} seconds; its processes were killed"
+        results.discard(request.result)
+        results.write(request.result, results.OperationError("timeout", message).result)
+    elif not results.is_written(request.result):
+        results.write(request.result, results.ended(exit_code))
 
 
 def _start(
@@ -127,16 +131,6 @@ def _wait(child: _Fork | subprocess.Popen[bytes], streams: list[_Stream], timeou
                     kill(child.pid, signal.SIGKILL)
             child.wait()
             return None
-
-
-def _complete_result(request: Request, exit_code: int | None) -> None:
-    """Write a result for a child that ended without one."""
-    if exit_code is None:
-        message = f"it did not end within {request.timeout_seconds:g} seconds; its processes were killed"
-        results.discard(request.result)
-        results.write(request.result, results.OperationError("timeout", message).result)
-    elif not results.is_written(request.result):
-        results.write(request.result, results.ended(exit_code))
 
 
 @dataclass
@@ -186,11 +180,7 @@ class _Stream:
 
 
 class _Fork:
-    """The child in a fork of our own Python, which the family cannot change, without an interpreter's start.
-
-    Raises:
-        OSError: it cannot be started.
-    """
+    """The child in a fork of our own Python, which the family cannot change, without an interpreter's start."""
 
     def __init__(
         self, request: Request, program: str, environment: dict[str, str], output: tuple[BinaryIO, BinaryIO]
@@ -206,11 +196,7 @@ class _Fork:
             os.close(directory)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return its exit code, -n if signal n ended it.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not ended in time.
-        """
+        """Return its exit code, -n if signal n ended it, or raise subprocess.TimeoutExpired, as Popen does."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             pid, status = os.waitpid(self.pid, 0 if deadline is None else os.WNOHANG)

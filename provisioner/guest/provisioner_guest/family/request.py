@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from provisioner_guest.login import login_environment
 
 T = TypeVar("T")
+OPTIONS = ["-B"] if sys.flags.dont_write_bytecode else []
 
 
 class BadRequestError(Exception):
@@ -171,7 +172,7 @@ def as_json(request: Request) -> bytes:
 
 def python_command() -> list[str]:
     """Return the command line that starts this interpreter again with the same options."""
-    return [sys.executable, *_options()]
+    return [sys.executable, *OPTIONS]
 
 
 def family_python(path: str) -> list[str]:
@@ -186,8 +187,4 @@ def family_python(path: str) -> list[str]:
     program = shutil.which("python3", path=path)
     if program is None:
         raise LookupError("this machine has no `python3` to run the family's code: something has removed it")
-    return [program, *_options()]
-
-
-def _options() -> list[str]:
-    return ["-B"] if sys.flags.dont_write_bytecode else []
+    return [program, *OPTIONS]
