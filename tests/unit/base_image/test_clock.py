@@ -60,48 +60,34 @@ def behind(directory: Path, *events: str) -> list[float]:
     return [float(line) for line in done.stdout.splitlines()]
 
 
-def test_a_clock_is_right_at_the_first_look_after_a_pause(tmp_path: Path) -> None:
-    assert behind(tmp_path, "3:stands=60", "9:stands=1.5", "14:stands=86400") == [0] * 31
+@pytest.mark.parametrize(
+    ("events", "seen"),
+    [
+        (["3:stands=60", "9:stands=1.5", "14:stands=86400"], [0] * 31),
+        (["3:sleeps=60"], [0] * 31),
+        (["3:set=-1000", "6:stands=60", "9:rtc=-1000", "12:stands=60"], [0] * 3 + [1000] * 28),
+        (["3:set=-1000,stands=60"], [0] * 3 + [1000] * 28),
+        (["3:stands=60,set=60", "9:stands=0.9,set=0.9"], [0] * 31),
+        (["3:stands=60,silent=2"], [0] * 3 + [60] * 2 + [0] * 26),
+        (["before:stands=60", "9:stands=60"], [0] * 31),
+        (["answered:stands=60"], [60] + [0] * 30),
+        (["before:stands=60,silent=2"], [60] * 2 + [0] * 29),
+    ],
+    ids=[
+        "pauses", "counted-pause", "set", "set-in-a-pause", "set-right", "silent-host", "behind-at-first",
+        "pause-after-the-first-answer", "silent-at-first",
+    ],
+)  # fmt: skip
+def test_a_pause_is_made_up_for_at_the_first_look_and_a_clock_that_was_set_keeps_its_time(
+    tmp_path: Path, events: list[str], seen: list[float]
+) -> None:
+    assert behind(tmp_path, *events) == seen
 
 
 def test_a_short_pause_is_seen_within_ten_looks(tmp_path: Path) -> None:
     seen = behind(tmp_path, "12:stands=0.3")
     assert set(seen) == {0, 0.3}
     assert seen[22:] == [0] * 9
-
-
-def test_a_pause_that_the_clock_has_counted_changes_nothing(tmp_path: Path) -> None:
-    assert behind(tmp_path, "3:sleeps=60") == [0] * 31
-
-
-def test_a_clock_that_was_set_to_another_time_keeps_it(tmp_path: Path) -> None:
-    seen = behind(tmp_path, "3:set=-1000", "6:stands=60", "9:rtc=-1000", "12:stands=60")
-    assert seen == [0] * 3 + [1000] * 28
-
-
-def test_a_clock_set_at_the_moment_of_a_pause_is_kept(tmp_path: Path) -> None:
-    assert behind(tmp_path, "3:set=-1000,stands=60") == [0] * 3 + [1000] * 28
-
-
-def test_a_clock_that_was_set_meanwhile_is_left_alone(tmp_path: Path) -> None:
-    assert behind(tmp_path, "3:stands=60,set=60", "9:stands=0.9,set=0.9") == [0] * 31
-
-
-def test_a_host_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
-    seen = behind(tmp_path, "3:stands=60,silent=2")
-    assert seen == [0] * 3 + [60] * 2 + [0] * 26
-
-
-def test_a_clock_that_was_behind_at_first_is_set(tmp_path: Path) -> None:
-    assert behind(tmp_path, "before:stands=60", "9:stands=60") == [0] * 31
-
-
-def test_a_pause_after_the_first_answer_is_seen_next(tmp_path: Path) -> None:
-    assert behind(tmp_path, "answered:stands=60") == [60] + [0] * 30
-
-
-def test_a_host_that_does_not_answer_at_first_is_asked_again(tmp_path: Path) -> None:
-    assert behind(tmp_path, "before:stands=60,silent=2") == [60] * 2 + [0] * 29
 
 
 def test_a_restarted_program_repairs_the_clock(tmp_path: Path) -> None:

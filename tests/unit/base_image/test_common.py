@@ -37,7 +37,6 @@ def test_a_base_image_has_the_programs_that_run_from_its_disk(tmp_path: Path) ->
         (directory / "__pycache__").mkdir(exist_ok=True)
     tree.run("common.sh", BASE_IMAGE / "rootfs", guest)
     installed = tree.root / "usr/lib/provisioner/guest"
-    assert (
-        sorted(str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()) == guest_programs()
-    )
+    files = (path for path in installed.rglob("*") if path.is_file())
+    assert sorted(str(path.relative_to(installed)) for path in files) == guest_programs()
     assert not list(installed.rglob("__pycache__"))

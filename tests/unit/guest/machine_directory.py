@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from provisioner.clouds.guest_files import GUEST
 from tests.unit.fakes.exec_call import GUEST_PYTHON
 from tests.waiting import BOUND_SECONDS
-
-GUEST = Path(__file__).parents[3] / "provisioner/guest"
 
 MIB = 1024 * 1024
 
@@ -52,10 +51,14 @@ class Machine:
         (root / "etc/group").write_text(f"agent:x:{gid}:\nprotected:x:{self.protected_gid}:\n")
 
     def write_family(self, body: str, *, before: str = "") -> None:
-        """Write fam.py: a family of the task `main`, with `body` in its class."""
+        """Write fam.py: a family of the task `main`, with `body` in its class. It has imported json, os and random."""
         head = "class TaskFamily:\n    get_tasks = staticmethod(lambda: {'main': {'word': 'abandon'}})\n"
-        module = textwrap.dedent(before) + head + textwrap.indent(textwrap.dedent(body), "    ")
-        (self.family / "fam.py").write_text(module)
+        module = head + textwrap.indent(textwrap.dedent(body), "    ")
+        (self.family / "fam.py").write_text(f"import json, os, random\n{textwrap.dedent(before)}{module}")
+
+    def write_start(self, body: str) -> None:
+        """Write a family whose start() has this body."""
+        self.write_family(f"@staticmethod\ndef start(t):\n{textwrap.indent(textwrap.dedent(body).strip(), '    ')}\n")
 
     def start(self, operation: str, **keys: Any) -> subprocess.Popen[bytes]:
         """Start the helper with a request."""
@@ -84,6 +87,11 @@ class Machine:
         process.stdin.close()
         process.stdin = None
         return process
+
+    def setup(self, body: str, *, before: str = "", **given: str) -> Any:
+        """Write a family, and return its setup data, read with these variables."""
+        self.write_family(body, before=before)
+        return self.run("setup", given=given).value
 
     def run(self, operation: str, **keys: Any) -> Answer:
         """Run the helper to its end."""

@@ -6,23 +6,17 @@ import errno
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from provisioner.clouds.guest_files import GUEST
-from provisioner.ssh.exec_frames import CallEnd
-from tests.unit.fakes.exec_call import GUEST_PYTHON, SERVER
-from tests.unit.guest.test_exec import call
-from tests.waiting import until
-
-sys.path.insert(0, str(GUEST))
 from provisioner_guest.cgroup import Cgroup
 from provisioner_guest.exec import container
+
+from provisioner.ssh.exec_frames import CallEnd
+from tests.unit.guest.test_exec import call, running
 
 ID = "0123456789abcdef"
 # Starts a process as runc does, says why it cannot, and ends once the process runs.
@@ -61,15 +55,9 @@ def engine(tmp_path: Path) -> Path:
     for directory in (bundle, state, tmp_path / "containers" / ID, tmp_path / "root" / "etc"):
         directory.mkdir(parents=True)
     (bundle / "config.json").write_text(json.dumps({"process": PROCESS, "root": {"path": str(tmp_path / "root")}}))
-    (state / "state.json").write_text(
-        json.dumps(
-            {
-                "init_process_pid": os.getpid(),
-                "cgroup_paths": {"": "/nowhere"},
-                "config": {"labels": ["x=y", f"bundle={bundle}"]},
-            }
-        )
-    )
+    labels = {"labels": ["x=y", f"bundle={bundle}"]}
+    runs = {"init_process_pid": os.getpid(), "cgroup_paths": {"": "/nowhere"}, "config": labels}
+    (state / "state.json").write_text(json.dumps(runs))
     (tmp_path / "containers" / ID / "hostconfig.json").write_text('{"GroupAdd": ["staff"]}')
     (tmp_path / "root" / "etc" / "passwd").write_text("root:x:0:0::/root:/bin/sh\nagent:x:1000:100::/:/bin/sh\n")
     (tmp_path / "root" / "etc" / "group").write_text("users:x:100:\nwheel:x:10:root,agent\nstaff:x:50:\n")
@@ -81,19 +69,13 @@ def engine(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(engine: Path) -> Iterator[Path]:
     """Runs an exec server, and yields its socket."""
-    path = engine / "socket"
     where = (
         f"from provisioner_guest.exec import container\ncontainer.RUNC = {str(engine / 'runc')!r}\n"
         f"container.NUMBERS = {str(engine)!r}\n"
         f"container.STATES, container.ENGINE = {str(engine / 'states')!r}, {str(engine / 'containers')!r}\n"
     )
-    program = SERVER.replace("exec_server.serve(0, 1)", f"{where}exec_server.listen({str(path)!r})")
-    with subprocess.Popen([GUEST_PYTHON, "-I", "-S", "-B", "-c", program]) as process:
-        try:
-            until(path.exists, lambda: process.poll() is None)
-            yield path
-        finally:
-            process.kill()
+    with running(engine / "socket", where):
+        yield engine / "socket"
 
 
 def seen(engine: Path) -> tuple[dict[str, Any], list[str]]:
@@ -198,24 +180,25 @@ def test_a_file_of_users_is_read_inside_of_the_container_alone(tmp_path: Path) -
     (tmp_path / "root" / "etc").mkdir(parents=True)
     (tmp_path / "passwd").write_text("outside:x:1:1:::\n")
     link, inside = tmp_path / "root" / "etc" / "passwd", tmp_path / "root" / "passwd"
-    assert container._entries(str(tmp_path / "root"), "etc/passwd") == []
+    entries = partial(container._entries, str(tmp_path / "root"), "etc/passwd")
+    assert entries() == []
     link.symlink_to("../../../../../../passwd")
     inside.write_text("inside:x:1:1:::\n")
-    [entry] = container._entries(str(tmp_path / "root"), "etc/passwd")
+    [entry] = entries()
     assert entry[0] == "inside"
     inside.unlink()
     with socket.socket(socket.AF_UNIX) as listener:  # which cannot be opened: its kind is known before
         for make in (os.mkfifo, lambda path: listener.bind(str(path))):
             make(inside)
             with pytest.raises(OSError, match="no regular file"):
-                container._entries(str(tmp_path / "root"), "etc/passwd")
+                entries()
             inside.unlink()
     inside.write_bytes(b"\n" * ((4 << 20) + 1))
     with pytest.raises(OSError, match="too long"):
-        container._entries(str(tmp_path / "root"), "etc/passwd")
+        entries()
     inside.write_text("a\n" * 20_000)
     with pytest.raises(OSError, match="too many entries"):
-        container._entries(str(tmp_path / "root"), "etc/passwd")
+        entries()
 
 
 def test_a_cgroup_that_went_with_its_container_ends_no_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -27,17 +28,23 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
 LEFT = "cgroup.Cgroup.end = lambda self: None\n"
 
 
-@pytest.fixture(params=["", LEFT], ids=["whole", "left"])
-def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """Runs a server, and yields its socket."""
-    path = tmp_path / "socket"
-    program = SERVER.replace("exec_server.serve(0, 1)", f"{request.param}exec_server.listen({str(path)!r})")
+@contextlib.contextmanager
+def running(path: Path, before: str) -> Iterator[None]:
+    """Runs a server on a socket, after some lines of Python."""
+    program = SERVER.replace("exec_server.serve(0, 1)", f"{before}exec_server.listen({str(path)!r})")
     with subprocess.Popen([GUEST_PYTHON, "-I", "-S", "-B", "-c", program]) as process:
         try:
             until(path.exists, lambda: process.poll() is None)
-            yield path
+            yield
         finally:
             process.kill()
+
+
+@pytest.fixture(params=["", LEFT], ids=["whole", "left"])
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Runs a server, and yields its socket."""
+    with running(tmp_path / "socket", request.param):
+        yield tmp_path / "socket"
 
 
 WHOLE = pytest.mark.parametrize("server", [""], ids=["whole"], indirect=True)

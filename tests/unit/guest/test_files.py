@@ -23,7 +23,6 @@ def read_submission(machine: Machine) -> Any:
 
 def test_a_submission_is_read_as_it_is(machine: Machine) -> None:
     (machine.home / "submission.txt").write_bytes(b" a\r\nb\xff \n")
-
     assert read_submission(machine) == {"found": True, "text": " a\r\nb\ufffd \n", "reason": ""}
 
 
@@ -31,11 +30,6 @@ def test_an_empty_submission_is_found_and_a_missing_one_is_not(machine: Machine)
     assert read_submission(machine) == {"found": False, "text": "", "reason": ""}
     (machine.home / "submission.txt").touch()
     assert read_submission(machine) == {"found": True, "text": "", "reason": ""}
-
-
-def plant_link(path: Path) -> None:
-    """Creates a symbolic link to a file that only root can read."""
-    path.symlink_to("/etc/shadow")
 
 
 def plant_hard_link(path: Path) -> None:
@@ -53,16 +47,16 @@ def plant_huge(path: Path) -> None:
 @pytest.mark.parametrize(
     ("plant", "reason"),
     [
-        (plant_link, "it is a symbolic link"),
+        (lambda path: path.symlink_to("/etc/shadow"), "it is a symbolic link"),
         (plant_hard_link, "it is a file with several names (hard links)"),
         (plant_huge, f"it is larger than {MIB} bytes"),
         (os.mkfifo, "it is not a regular file"),
         (os.mkdir, "it is not a regular file"),
     ],
+    ids=["link", "hard-link", "huge", "fifo", "directory"],
 )
 def test_a_planted_submission_is_not_read(machine: Machine, plant: Any, reason: str) -> None:
     plant(machine.home / "submission.txt")
-
     assert read_submission(machine) == {"found": False, "text": "", "reason": reason}
 
 
@@ -84,19 +78,9 @@ def write(path: Path, text: str = "", *, gid: int | None = None) -> Path:
 @as_root
 def test_the_home_is_the_agents_but_for_protected_files(machine: Machine) -> None:
     home, outside = machine.home, write(machine.root / "outside")
-    agents = [
-        write(home / "file"),
-        write(home / "a/b/file"),
-        write(home / ".bashrc"),
-        write(home / ".ssh/config"),
-        write(home / "a/.hidden/file"),
-    ]
-    kept = [
-        write(home / ".cache/file"),
-        write(home / "score.py", gid=machine.protected_gid),
-        write(home / "a/data", gid=machine.protected_gid),
-        outside,
-    ]
+    agents = [write(home / name) for name in ("file", "a/b/file", ".bashrc", ".ssh/config", "a/.hidden/file")]
+    protected = [write(home / name, gid=machine.protected_gid) for name in ("score.py", "a/data")]
+    kept = [write(home / ".cache/file"), *protected, outside]
     (home / "link").symlink_to(outside)
     (home / "directory_link").symlink_to(machine.root / "etc")
 
@@ -112,18 +96,14 @@ def test_the_home_is_the_agents_but_for_protected_files(machine: Machine) -> Non
 def test_a_protected_directory_is_left_alone(machine: Machine) -> None:
     inside = write(machine.home / "scorer/key")
     os.chown(machine.home / "scorer", 0, machine.protected_gid)
-
     settle_home(machine)
-
     assert [path.stat().st_uid for path in (inside, inside.parent)] == [0, 0]
 
 
 @as_root
 def test_a_family_that_gives_its_files_itself_keeps_their_owners(machine: Machine) -> None:
     file, key = write(machine.home / "file"), write(machine.home / ".ssh/id_rsa", KEY)
-
     settle_home(machine, skip_chown=True)
-
     assert file.stat().st_uid == 0
     assert stat.S_IMODE(key.stat().st_mode) == 0o644
     assert (machine.home / "instructions.txt").stat().st_uid == 1000
@@ -135,9 +115,7 @@ def test_only_agents_private_keys_are_tightened(machine: Machine) -> None:
     others = [write(ssh / "id_rsa.pub", "ssh-rsa AAAA"), write(ssh / "config", "Host *\n"), outside]
     (ssh / "planted").symlink_to(outside)
     os.mkfifo(ssh / "fifo")
-
     settle_home(machine)
-
     assert [stat.S_IMODE(path.stat().st_mode) for path in keys] == [0o600, 0o600]
     assert [stat.S_IMODE(path.stat().st_mode) for path in others] == [0o644, 0o644, 0o644]
 
@@ -145,18 +123,14 @@ def test_only_agents_private_keys_are_tightened(machine: Machine) -> None:
 def test_a_home_whose_ssh_directory_is_a_link_is_safe(machine: Machine) -> None:
     outside = write(machine.root / "elsewhere/key", KEY)
     (machine.home / ".ssh").symlink_to(outside.parent)
-
     settle_home(machine)
-
     assert stat.S_IMODE(outside.stat().st_mode) == 0o644
 
 
 def test_instructions_replace_a_planted_link(machine: Machine) -> None:
     outside = write(machine.root / "outside", "kept")
     (machine.home / "instructions.txt").symlink_to(outside)
-
     settle_home(machine, instructions="Tu été ${x}\n")
-
     file = machine.home / "instructions.txt"
     assert file.read_text() == "Tu été ${x}\n\n"
     assert (file.lstat().st_uid, stat.S_IMODE(file.lstat().st_mode)) == (machine.agent_uid, 0o644)

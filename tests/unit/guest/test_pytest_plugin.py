@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.guest.machine_directory import GUEST, Answer, Machine
+from provisioner.clouds.guest_files import GUEST
+from tests.unit.guest.machine_directory import Answer, Machine
 from tests.waiting import BOUND_SECONDS
 
 TESTS = """
@@ -70,7 +71,6 @@ def run_pytest(machine: Machine, tests: str, *arguments: str) -> subprocess.Comp
 
 def test_a_familys_tests_get_fixtures_and_variables(machine: Machine) -> None:
     answer = run_tests(machine, TESTS, "-rs", "--strict-markers")
-
     assert answer.value == {"exit_code": 0}, answer.stdout
     assert "2 passed, 1 skipped" in answer.stdout
     assert "for the tasks other, not for 'main'" in answer.stdout
@@ -83,7 +83,6 @@ def test_the_exit_code_is_pytests(machine: Machine) -> None:
 
 def test_a_family_without_tests_has_pytests_exit_code_for_that(machine: Machine) -> None:
     answer = machine.run("pytest", arguments=[])
-
     assert answer.value == {"exit_code": 5}
     assert "no tests" in answer.stdout
 
@@ -92,32 +91,26 @@ def test_a_machine_without_pytest_says_so(machine: Machine) -> None:
     venv.create(machine.root / "venv", with_pip=False, symlinks=True)
     machine.python = str(machine.root / "venv/bin/python")
     machine.path = str(machine.root / "venv/bin")
-
     assert "pytest is not installed" in run_tests(machine, TESTS).result["message"]
 
 
 def test_the_plugin_is_found_by_its_entry_point(machine: Machine) -> None:
     options = ("--task-standard-task-family-name", "fam", "--task-standard-task-name", "main")
-
     ended = run_pytest(machine, TESTS, "--strict-markers", *options)
-
     assert "2 passed, 1 skipped" in ended.stdout, ended.stdout + ended.stderr
 
 
 def test_fixtures_without_the_options_say_which_is_missing(machine: Machine) -> None:
     ended = run_pytest(machine, TESTS)
-
     assert ended.returncode == 1
     assert "pytest was not given --task-standard-task-family-name" in ended.stdout
 
 
 def test_the_types_are_importable_from_both_places(machine: Machine) -> None:
     names = "FileBuildStep, GPUSpec, ShellBuildStep, VMSpec"
-
     answer = run_tests(
         machine,
         f"from metr_task_standard import {names}\nfrom metr_task_standard.types import {names}\n"
         "def test_it():\n    assert VMSpec(cpu_count_range=(1, 2), ram_gib_range=(1, 2))\n",
     )
-
     assert answer.value == {"exit_code": 0}, answer.stdout

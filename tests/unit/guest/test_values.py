@@ -9,70 +9,48 @@ import sys
 
 import pytest
 
-from tests.unit.guest.machine_directory import GUEST, Machine
+from provisioner.clouds.guest_files import GUEST
+from tests.unit.guest.machine_directory import Machine
+
+PLAIN = {
+    "0.5": 0.5,
+    "-3": -3,
+    "None": None,
+    "True": True,
+    "'1.0'": "1.0",
+    "[1, (2, 3)]": [1, [2, 3]],
+    "{1: {'a': None}}": {"1": {"a": None}},
+    "float('inf')": math.inf,
+    "float('nan')": math.nan,
+    "__import__('decimal').Decimal('0.25')": 0.25,
+    "__import__('fractions').Fraction(1, 4)": 0.25,
+    "b'bytes'": "b'bytes'",
+    "{1}": "{1}",
+    "object": "<class 'object'>",
+    "Odd()": "<Odd without a repr>",
+}
+ODD = "class Odd:\n    def __repr__(self):\n        raise RuntimeError('no')\n"
+NUMPY = {
+    "numpy.float64(0.5)": 0.5,
+    "numpy.float32(0.5)": 0.5,
+    "numpy.longdouble(0.5)": 0.5,
+    "numpy.int64(3)": 3,
+    "numpy.bool_(True)": True,
+    "numpy.array([[1, 2], [3, 4]])": [[1, 2], [3, 4]],
+    "{numpy.int64(1): numpy.arange(2)}": {"1": [0, 1]},
+    "pandas.Series([1.5, 2.5])": [1.5, 2.5],
+    "pandas.DataFrame({'a': [1, 2]})": [{"a": 1}, {"a": 2}],
+    "pandas.NA": "<NA>",
+}
 
 
 @pytest.mark.parametrize(
-    ("expression", "value"),
-    [
-        ("0.5", 0.5),
-        ("-3", -3),
-        ("None", None),
-        ("True", True),
-        ("'1.0'", "1.0"),
-        ("[1, (2, 3)]", [1, [2, 3]]),
-        ("{1: {'a': None}}", {"1": {"a": None}}),
-        ("float('inf')", math.inf),
-        ("__import__('decimal').Decimal('0.25')", 0.25),
-        ("__import__('fractions').Fraction(1, 4)", 0.25),
-        ("b'bytes'", "b'bytes'"),
-        ("object", "<class 'object'>"),
-    ],
+    ("expected", "before"), [(PLAIN, ODD), (NUMPY, "import numpy, pandas\n")], ids=["plain", "numpy"]
 )
-def test_a_score_comes_back_as_it_is(machine: Machine, expression: str, value: object) -> None:
-    answer = machine.score(f"return {expression}")
-
-    assert answer.value == value
-    assert type(answer.value) is type(value)
-
-
-def test_nan_comes_back_as_nan(machine: Machine) -> None:
-    assert math.isnan(machine.score("return float('nan')").value)
-
-
-def test_numpy_and_pandas_values_become_lists_and_numbers(machine: Machine) -> None:
-    expected = {
-        "numpy.float64(0.5)": 0.5,
-        "numpy.float32(0.5)": 0.5,
-        "numpy.longdouble(0.5)": 0.5,
-        "numpy.int64(3)": 3,
-        "numpy.bool_(True)": True,
-        "numpy.array([[1, 2], [3, 4]])": [[1, 2], [3, 4]],
-        "{numpy.int64(1): numpy.arange(2)}": {"1": [0, 1]},
-        "pandas.Series([1.5, 2.5])": [1.5, 2.5],
-        "pandas.DataFrame({'a': [1, 2]})": [{"a": 1}, {"a": 2}],
-        "pandas.NA": "<NA>",
-    }
-
-    values = machine.score(f"return [{', '.join(expected)}]", before="import numpy, pandas\n").value
-
-    assert isinstance(values, list)
-    # As JSON, since 1, 1.0 and True are equal.
+def test_values_come_back_as_json_has_them(machine: Machine, expected: dict[str, object], before: str) -> None:
+    values = machine.score(f"return [{', '.join(expected)}]", before=before).value
+    # As JSON, since 1, 1.0 and True are equal, and two NaN are not.
     assert json.dumps(dict(zip(expected, values, strict=True))) == json.dumps(expected)
-
-
-def test_a_value_that_cannot_be_encoded_becomes_its_repr(machine: Machine) -> None:
-    before = """
-        class Odd:
-            def __repr__(self):
-                raise RuntimeError("no")
-    """
-
-    assert machine.score("return [object, Odd(), {1}]", before=before).value == [
-        "<class 'object'>",
-        "<Odd without a repr>",
-        "{1}",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -111,16 +89,9 @@ def function(): pass
 
 
 def _fingerprints(expression: str) -> set[str]:
-    code = f"{CLASSES}\nprint(fingerprint({expression}))"
-    return {
-        subprocess.run(
-            [sys.executable, "-B", "-c", code, str(GUEST)],
-            env={"PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-        ).stdout.decode()
-        for seed in ("1", "2", "3")
-    }
+    command = [sys.executable, "-B", "-c", f"{CLASSES}\nprint(fingerprint({expression}))", str(GUEST)]
+    environments = [{"PYTHONHASHSEED": seed} for seed in ("1", "2", "3")]
+    return {subprocess.run(command, env=each, check=True, capture_output=True).stdout.decode() for each in environments}
 
 
 @pytest.mark.parametrize(

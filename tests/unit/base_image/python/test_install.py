@@ -28,10 +28,7 @@ SYSCONFIG = """
 """
 
 
-def test_debians_schemes_go() -> None:
-    assert (
-        install.edited(SYSCONFIG, install.EDITS["3.11"]["sysconfig.py"])
-        == """
+EDITED = """
     'posix_home': {
         'purelib': '{base}/lib/python',
         },
@@ -39,7 +36,10 @@ def test_debians_schemes_go() -> None:
     return {
         'prefix': 'posix_prefix',
 """
-    )
+
+
+def test_debians_schemes_go() -> None:
+    assert install.edited(SYSCONFIG, install.EDITS["3.11"]["sysconfig.py"]) == EDITED
 
 
 def test_a_library_that_the_edits_were_not_made_for_is_refused() -> None:
@@ -97,15 +97,11 @@ def test_pip_can_replace_a_copied_project_by_its_record(
     assert rows <= set((copied / information / record).read_text().splitlines())
 
 
-SYSCONFIG_13 = SYSCONFIG.replace("'{base}/lib/python'", "'{base}/lib/{implementation_lower}'")
-
-
 def test_debian_13_has_its_schemes_in_a_package_and_no_distutils() -> None:
     edits = install.EDITS["3.13"]
     assert sorted(edits) == ["ensurepip/__init__.py", "site.py", "sysconfig/__init__.py"]
-    edited = install.edited(SYSCONFIG_13, edits["sysconfig/__init__.py"])
-    assert "deb_system" not in edited
-    assert "'prefix': 'posix_prefix'" in edited
+    of_13 = [text.replace("'{base}/lib/python'", "'{base}/lib/{implementation_lower}'") for text in (SYSCONFIG, EDITED)]
+    assert install.edited(of_13[0], edits["sysconfig/__init__.py"]) == of_13[1]
 
 
 ENTRY = b"name-and-code---"
