@@ -23,7 +23,7 @@ from provisioner.session import Session
 from provisioner.store.environments import new_id
 from provisioner.store.images import Image, ImageStore
 from provisioner.ttl import DEFAULT_TTL
-from tests.aws.account_modes import modes
+from tests.aws.moto_gaps import modes
 from tests.aws.rights.judge import inspector
 from tests.aws.rights.world import AMAZON
 from tests.homes import new_home

@@ -10,7 +10,7 @@ Terraform's provider does not wait before each of them.
 Terraform's provider waits until EC2 shows what it has created, but not for key pairs, and in a refresh it waits for
 nothing: what is not shown then is dropped from the state (terraform-provider-aws, "Retries and Waiters").
 
-Images are in new_images.py, which delays what they are made of, too. EventBridge Scheduler's API reference says nothing
+Images are in moto_gaps.py, which delays what they are made of, too. EventBridge Scheduler's API reference says nothing
 of the kind about new schedules.
 """
 

@@ -19,9 +19,8 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from werkzeug.serving import make_server
 
 from tests.aws import bucket_regions, request_models
-from tests.aws.account_modes import modes
 from tests.aws.errors import answer, session_ended
-from tests.aws.moto_gaps import close_gaps, take_time
+from tests.aws.moto_gaps import close_gaps, modes, take_time
 from tests.aws.new_resources import NewResources
 from tests.aws.rights import calls
 from tests.aws.rights.judge import Judge, administer, refusal

@@ -14,7 +14,7 @@ from provisioner.errors import HostError
 from provisioner.machines.create import create_machines
 from provisioner.machines.destroy import destroy_machines
 from provisioner.store.home import Home
-from tests.aws import vcpu_limits
+from tests.aws import moto_gaps
 from tests.aws.account import Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi
 from tests.command_line import provisioner
@@ -36,8 +36,8 @@ def test_an_account_with_all_rights_is_ready(account: Account, tmp_path: Path, m
 
 def test_the_quotas_of_vcpus_are_shown(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISIONER_CONTROLLER_CIDRS", "203.0.113.10/32")
-    monkeypatch.setitem(vcpu_limits.quotas, ("us-east-1", vcpu_limits.STANDARD["on-demand"]), 48)
-    monkeypatch.setitem(vcpu_limits.quotas, ("us-east-1", vcpu_limits.STANDARD["spot"]), 16)
+    monkeypatch.setitem(moto_gaps.quotas, ("us-east-1", moto_gaps.STANDARD["on-demand"]), 48)
+    monkeypatch.setitem(moto_gaps.quotas, ("us-east-1", moto_gaps.STANDARD["spot"]), 16)
     done = provisioner(Home(tmp_path / "home"), "doctor", "--cloud", "aws", "--region", "us-east-1")
     assert done.returncode == 0, done.stderr
     [line] = [line for line in done.stdout.splitlines() if "vCPUs" in line]

@@ -24,9 +24,9 @@ from provisioner.models import Destination, Environment
 from provisioner.session import Session
 from provisioner.ssh.keys import ed25519_key_pair
 from tests.aws.account import AMI, NOTHING, REGION, Account, MakeEnvironment
+from tests.aws.moto_gaps import SpotRequest
 from tests.aws.new_resources import KEY_PAIRS
 from tests.aws.proxy import Fault, FaultyApi, Request
-from tests.aws.spot_requests import SpotRequest
 from tests.command_line import ROOT
 from tests.soak.processes import descendants
 

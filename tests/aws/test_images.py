@@ -21,9 +21,9 @@ from provisioner.session import Session
 from provisioner.store.images import Image
 from tests.aws.account import AMI, REGION, Account, MakeEnvironment
 from tests.aws.ec2.server import DEBIAN_OWNER
+from tests.aws.moto_gaps import add_vendor_image
 from tests.aws.proxy import Fault, FaultyApi
 from tests.aws.rights.requests import ACCOUNT
-from tests.aws.root_volumes import add_vendor_image
 from tests.command_line import provisioner
 
 CUDA_AMI = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 20.04) 20250101"

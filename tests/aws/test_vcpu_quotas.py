@@ -13,12 +13,12 @@ from provisioner.machines.create import create_machines
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import MachineSize, Role
 from provisioner.session import Session
-from tests.aws import vcpu_limits
+from tests.aws import moto_gaps
 from tests.aws.account import Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi
 
 REGION = "us-west-2"
-ON_DEMAND, SPOT = vcpu_limits.STANDARD["on-demand"], vcpu_limits.STANDARD["spot"]
+ON_DEMAND, SPOT = moto_gaps.STANDARD["on-demand"], moto_gaps.STANDARD["spot"]
 # A machine of the tests has two vCPUs.
 ONE: dict[Role, MachineSize] = {"primary": MachineSize(cpus=2, memory_gib=2, disk_gib=16, types=("t3.small",))}
 
@@ -27,8 +27,8 @@ ONE: dict[Role, MachineSize] = {"primary": MachineSize(cpus=2, memory_gib=2, dis
 def quotas(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[tuple[str, str], int]]:
     """Provides the quotas of the account's regions, for the test to change, and has each look count."""
     monkeypatch.setattr(vcpu_quota, "LOOK_SECONDS", -1.0)
-    yield vcpu_limits.quotas
-    vcpu_limits.quotas.clear()
+    yield moto_gaps.quotas
+    moto_gaps.quotas.clear()
 
 
 def opened(account: Account, *, spot: bool = False, regions: tuple[str, ...] = (REGION,)) -> Session:

@@ -236,7 +236,7 @@ def test_an_image_of_a_stopped_instance_boots_with_own_keys(
     eventually("the stop", 120, lambda: site.state(pair[1]) == "stopped")
     tags = [{"Key": "made-by", "Value": "test"}]
     kinds = [{"ResourceType": kind, "Tags": tags} for kind in ("image", "snapshot")]
-    # What one request has changed, the next may not see yet (tests/aws/new_images.py).
+    # What one request has changed, the next may not see yet (tests/aws/moto_gaps.py).
     with pytest.raises(ClientError, match="IncorrectInstanceState"):
         ec2.create_image(InstanceId=pair[1], Name="kept", TagSpecifications=kinds)
     image = ec2.create_image(InstanceId=pair[1], Name="kept", TagSpecifications=kinds)["ImageId"]
