@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from provisioner.clouds.aws.cloud import AwsCloud
     from provisioner.clouds.local.cloud import LocalCloud
     from provisioner.config import load_settings
+    from provisioner.environment.agent import AgentCommand
     from provisioner.environment.lifecycle import destroy, intermediate_score, score, up
-    from provisioner.environment.run import AgentCommand, RunResult, run, run_tests
+    from provisioner.environment.run import RunResult, run, run_tests
     from provisioner.errors import ProvisionerError
     from provisioner.family.loader import load_family
     from provisioner.models import Environment
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from provisioner.store.home import Home
 
 _HOMES = {
-    "AgentCommand": "environment.run",
+    "AgentCommand": "environment.agent",
     "AwsCloud": "clouds.aws.cloud",
     "Environment": "models",
     "Home": "store.home",

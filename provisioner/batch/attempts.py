@@ -137,7 +137,9 @@ class Attempt:
 
         def work(environment: Environment, phases: Phases) -> AgentStep:
             limit = self.suite.limits.agent_limit
-            work = environment_agent.Agent(self.directory / agent.directory, agent.command, limit, AGENT_IDENTITY)
+            work = environment_agent.AgentCommand(
+                self.directory / agent.directory, agent.command, limit, AGENT_IDENTITY
+            )
             with phases.phase("agent"):
                 ended = environment_agent.run_agent(self.session, environment, work)
             return AgentStep(at=now(), exit_code=ended.exit_code, timed_out=ended.timed_out, problem=ended.problem)

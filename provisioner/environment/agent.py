@@ -101,11 +101,11 @@ class AgentResult:
 
 
 @dataclass(frozen=True)
-class Agent:
-    """Names what is run.
+class AgentCommand:
+    """Names an agent: its directory on the controller and the command that starts it in the machine.
 
     Args:
-        directory: the agent's directory on the controller, which replaces an earlier scaffolding.
+        directory: replaces an earlier scaffolding.
         command: the command that the agent's login shell runs.
         limit: how long it may run; None for as long as the environment lives.
         identity: the same for each call that is to follow one agent instead of starting another; None: a new one.
@@ -127,7 +127,7 @@ def require_directory(agent: Path) -> None:
         )
 
 
-def run_agent(session: Session, environment: Environment, agent: Agent) -> AgentResult:
+def run_agent(session: Session, environment: Environment, agent: AgentCommand) -> AgentResult:
     """Copies an agent to /home/agent/scaffolding and runs it there as user agent, by `bash -lc COMMAND`.
 
     If a process before this one has started the agent with this identity, it is followed from the beginning of the
@@ -171,7 +171,7 @@ def _digest(packed_agent: IO[bytes]) -> str:
 class _Following:
     """Follows one agent across connections."""
 
-    def __init__(self, session: Session, environment: Environment, agent: Agent, tee: OutputTee) -> None:
+    def __init__(self, session: Session, environment: Environment, agent: AgentCommand, tee: OutputTee) -> None:
         self._plain_session = session
         self._session = replace(session, check=self._check)
         self._environment = environment

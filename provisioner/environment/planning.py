@@ -17,7 +17,6 @@ from provisioner.family.setup_data import require_task
 from provisioner.images import build
 from provisioner.models import (
     Destination,
-    Distribution,
     Environment,
     MachineRecord,
     MachineSize,
@@ -59,39 +58,35 @@ def plan(session: Session, family: TaskFamily, task: str, allowed: tuple[Destina
         UsageError: the task is unknown, variables are missing, or the cloud cannot provide the machines.
         ImageBuildError: an image could not be built.
     """
-    resources = family.manifest.resources(task)
     # The manifest can be read without the family's code, so impossible resources are refused before a build.
-    sizes = {"primary": primary_size(session, family, task)}
+    size = primary_size(session, family, task)
     session.cloud.check_allowlist(allowed)
-    family_image, setup_data = build.family_image(session, family)
+    image, setup_data = build.family_image(session, family)
     setup = require_task(setup_data, family.name, task)
     check_required(session.variables, setup)
-    built: dict[Role, tuple[str, Distribution]] = {
-        "primary": (family_image, build.primary_base(session, family).distribution)
+    spec = setup.aux_vm_spec
+    sizes: dict[Role, MachineSize] = {"primary": size}
+    if spec:
+        sizes = session.cloud.choose(family.manifest.resources(task), spec)
+    records: dict[Role, MachineRecord] = {
+        "primary": _record(session, family, image, sizes["primary"]).model_copy(update={"hostname": family.hostname})
     }
-    if spec := setup.aux_vm_spec:
-        sizes = session.cloud.choose(resources, spec)
-        built["aux"] = (build.aux_image(session, family, spec, sizes["aux"]), spec.base_image_type)
-    sizes = {**sizes, "primary": build.fitting_image(sizes["primary"], family)}
-    records = {
-        role: MachineRecord(image=image, distribution=distribution, size=sizes[role], user="root")
-        for role, (image, distribution) in built.items()
-    }
-    if family.hostname:
-        records["primary"] = records["primary"].model_copy(update={"hostname": family.hostname})
+    if spec:
+        image = build.aux_image(session, family, spec, sizes["aux"])
+        records["aux"] = MachineRecord(image=image, distribution=spec.base_image_type, size=sizes["aux"], user="root")
     for role, neighbour in family.neighbours.items():
         size = primary_size(session, neighbour, task)
-        image, _ = build.family_image(session, neighbour)
-        records[role] = MachineRecord(
-            image=image,
-            distribution=build.primary_base(session, neighbour).distribution,
-            size=build.fitting_image(size, neighbour),
-            user="root",
-        )
+        records[role] = _record(session, neighbour, build.family_image(session, neighbour)[0], size)
     sizes = {role: record.size for role, record in records.items()}
     if family.neighbours and (shortage := session.cloud.shortage(sizes, 1)):
         raise ShortageError(f"The machines do not fit now: {shortage}.", hint=_LESS)
     return Plan(family, task, setup, setup_data, records, () if setup.full_internet else allowed)
+
+
+def _record(session: Session, family: TaskFamily, image: str, size: MachineSize) -> MachineRecord:
+    """Returns the record of a machine of a family's image."""
+    distribution = build.primary_base(session, family).distribution
+    return MachineRecord(image=image, distribution=distribution, size=build.fitting_image(size, family), user="root")
 
 
 def primary_size(session: Session, family: TaskFamily, task: str) -> MachineSize:

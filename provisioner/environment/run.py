@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from provisioner.best_effort import best_effort
 from provisioner.environment import operations
-from provisioner.environment.agent import Agent, run_agent
+from provisioner.environment.agent import AgentCommand, run_agent
 from provisioner.environment.lifecycle import (
     bring_up,
     destroy,
@@ -22,14 +21,6 @@ from provisioner.family.scores import ScoreResult
 from provisioner.machines.launch import kept_words, looked_after, record_breakdown, tell_of_destruction
 from provisioner.models import Destination, Environment, Phase, ScoreLogEntry
 from provisioner.session import Phases, Session
-
-
-@dataclass(frozen=True)
-class AgentCommand:
-    """Names an agent: its directory on the controller and the command that starts it in the machine."""
-
-    directory: Path
-    command: str
 
 
 @dataclass(frozen=True)
@@ -88,7 +79,7 @@ def run(
     try:
         if agent:
             with phases.phase("agent"):
-                ended = run_agent(session, environment, Agent(agent.directory, agent.command))
+                ended = run_agent(session, environment, agent)
                 exit_code = ended.exit_code
                 if ended.problem:
                     session.progress.note(ended.problem)

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from provisioner.environment import lifecycle, operations
-from provisioner.environment.agent import Agent, readmit, run_agent, stop
+from provisioner.environment.agent import AgentCommand as Agent
+from provisioner.environment.agent import readmit, run_agent, stop
 from provisioner.errors import AgentError, MachineLostError
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect

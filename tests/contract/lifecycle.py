@@ -12,13 +12,13 @@ import pytest
 
 from provisioner.clock import now
 from provisioner.environment import lifecycle
-from provisioner.environment.agent import Agent, run_agent
+from provisioner.environment.agent import AgentCommand, run_agent
 from provisioner.errors import MachineLostError, ProvisionerError
 from provisioner.machines.connect import connect
 from provisioner.models import Environment, Role
 from provisioner.session import Session
 
-AGENT = Agent(Path(__file__).parent / "agents" / "writer", "bash write.sh")
+AGENT = AgentCommand(Path(__file__).parent / "agents" / "writer", "bash write.sh")
 
 
 def live_and_end(

@@ -36,8 +36,7 @@ from provisioner.cli.sessions import damaged_session, environment_session, sessi
 from provisioner.cli.submissions import SubmissionFileOption, SubmissionOption, read_submission
 from provisioner.clouds.registry import Where
 from provisioner.environment import lifecycle, selection, snapshots
-from provisioner.environment.agent import require_directory
-from provisioner.environment.run import AgentCommand
+from provisioner.environment.agent import AgentCommand, require_directory
 from provisioner.environment.run import run as run_task
 from provisioner.environment.run import run_tests as run_task_tests
 from provisioner.errors import ProvisionerError, TaskError, UsageError

@@ -233,14 +233,14 @@ def agent(
     env_file: EnvFileOption = None,
 ) -> Result:
     """Runs an agent and ends with its exit code."""
-    from provisioner.environment.agent import Agent, run_agent  # takes long to import, and only this needs it
+    from provisioner.environment.agent import AgentCommand, run_agent  # takes long to import, and only this needs it
 
     if not agent_command.strip():
         raise UsageError("COMMAND must not be empty.")
     if env_file:
         refuse_env_file_of_agent(directory, env_file)
     opened, environment = environment_session(env, env_file)
-    done = run_agent(opened, environment, Agent(directory, agent_command))
+    done = run_agent(opened, environment, AgentCommand(directory, agent_command))
     if done.problem:
         raise AgentError(done.problem)
     data = {

@@ -20,7 +20,7 @@ from provisioner.clock import now
 from provisioner.copying.transfer import COPY_SECONDS
 from provisioner.driver.output_tee import LOG_LIMIT_BYTES
 from provisioner.environment import agent as module
-from provisioner.environment.agent import Agent, run_agent
+from provisioner.environment.agent import AgentCommand, run_agent
 from provisioner.environment.lifecycle import intermediate_score
 from provisioner.environment.outcomes import primary_runs
 from provisioner.errors import AgentError, HostError, MachineLostError, TaskError, UsageError
@@ -46,7 +46,7 @@ def test_an_agent_runs_in_its_own_directory_in_a_login_shell(
     session: Session, env: Environment, guest: Guest, tmp_path: Path
 ) -> None:
     directory = agents(tmp_path / "agent", "pwd; echo s3cret-value >&2; exit 7")
-    done = run_agent(session, env, Agent(directory, "sh run.sh"))
+    done = run_agent(session, env, AgentCommand(directory, "sh run.sh"))
     assert (done.exit_code, done.stdout.decode(), done.problem) == (7, f"{guest.home}/scaffolding\n", "")
     assert log(session).startswith("$ sh run.sh")
     assert "[redacted:TOKEN]" in log(session)
@@ -63,7 +63,7 @@ def test_the_hash_of_an_agents_files_is_recorded(
         (directory / ".venv" / os.fsdecode(b"\xff")).write_text("x")
         (directory / "link").unlink(missing_ok=True)
         (directory / "link").symlink_to("/nowhere")
-        run_agent(session, env, Agent(directory, "true"))
+        run_agent(session, env, AgentCommand(directory, "true"))
         return session.environments.find(env.id).agent_files
 
     first = recorded("exit 1")
@@ -90,8 +90,8 @@ def test_a_second_agent_replaces_the_first_ones_files(
 ) -> None:
     first, second = agents(tmp_path / "first", "echo 1"), agents(tmp_path / "second", "echo 2")
     (first / "old").touch()
-    run_agent(session, env, Agent(first, "true"))
-    assert run_agent(session, env, Agent(second, "ls; sh run.sh")).stdout == b"run.sh\n2\n"
+    run_agent(session, env, AgentCommand(first, "true"))
+    assert run_agent(session, env, AgentCommand(second, "ls; sh run.sh")).stdout == b"run.sh\n2\n"
 
 
 def test_an_agent_that_cannot_be_copied_is_an_error(
@@ -99,7 +99,7 @@ def test_an_agent_that_cannot_be_copied_is_an_error(
 ) -> None:
     guest.home.write_text("a file where the home should be")
     with pytest.raises(TaskError, match="could not be copied"):
-        run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
+        run_agent(session, env, AgentCommand(agents(tmp_path / "agent", ""), "true"))
     assert session.environments.find(env.id).agent_at is None
 
 
@@ -112,13 +112,13 @@ def test_a_packed_agent_that_cannot_be_read_is_a_host_error(
 
     monkeypatch.setattr(tempfile, "TemporaryFile", FailingFile)
     with pytest.raises(HostError, match=r"^The packed agent cannot be read: Input/output error\.$"):
-        run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
+        run_agent(session, env, AgentCommand(agents(tmp_path / "agent", ""), "true"))
     assert session.environments.find(env.id).agent_at is None
 
 
 def test_the_machine_ends_an_agent_that_is_too_late(session: Session, env: Environment, tmp_path: Path) -> None:
     directory = agents(tmp_path / "agent", "exec sleep 1000")
-    done = run_agent(session, env, Agent(directory, "exec sh run.sh", timedelta(seconds=1)))
+    done = run_agent(session, env, AgentCommand(directory, "exec sh run.sh", timedelta(seconds=1)))
     assert (done.timed_out, done.exit_code, done.problem) == (True, None, "")
 
 
@@ -141,14 +141,14 @@ def test_the_controller_ends_an_agent_that_is_too_late(
 
     monkeypatch.setattr(guest, "_run_agent", without_limit)
     directory = agents(tmp_path / "agent", "exec sleep 1000")
-    done = run_agent(session, env, Agent(directory, "exec sh run.sh", timedelta(seconds=1)))
+    done = run_agent(session, env, AgentCommand(directory, "exec sh run.sh", timedelta(seconds=1)))
     assert done.timed_out
     assert guest.cgroup[-1] == "end"
 
 
 def test_an_agents_output_is_redacted_across_pieces(session: Session, env: Environment, tmp_path: Path) -> None:
     directory = agents(tmp_path / "agent", "printf 's3cr'; sleep 0.5; printf 'et-value and ä'; exit 3")
-    done = run_agent(session, env, Agent(directory, "exec sh run.sh"))
+    done = run_agent(session, env, AgentCommand(directory, "exec sh run.sh"))
     assert (done.exit_code, done.stdout.decode()) == (3, "s3cret-value and ä")
     assert "".join(told_of(session).texts) == "[redacted:TOKEN] and ä"
     assert log(session).rstrip().endswith("[redacted:TOKEN] and ä")
@@ -156,7 +156,7 @@ def test_an_agents_output_is_redacted_across_pieces(session: Session, env: Envir
 
 def test_an_agent_that_says_too_much_is_not_held_up(session: Session, env: Environment, tmp_path: Path) -> None:
     directory = agents(tmp_path / "agent", "head -c 30000000 /dev/zero | tr '\\0' x; echo last; exit 5")
-    done = run_agent(session, env, Agent(directory, "exec sh run.sh"))
+    done = run_agent(session, env, AgentCommand(directory, "exec sh run.sh"))
     assert done.exit_code == 5
     assert done.stdout.endswith(b"xlast\n")
     assert len(done.stdout) < (8 << 20) + 1000
@@ -192,7 +192,7 @@ def test_a_broken_connection_ends_nothing_and_no_output_is_lost(
     """
     directory = agents(tmp_path / "agent", script)
     progress = Cutting()
-    done = run_agent(replace(session, progress=progress), env, Agent(directory, "exec sh run.sh"))
+    done = run_agent(replace(session, progress=progress), env, AgentCommand(directory, "exec sh run.sh"))
     assert (done.exit_code, done.stdout) == (4, b"1\n2\n3\n4\n5\n")
     assert progress.breaks() >= 2
     assert [request["start"] for request in guest.agent_requests] == [True, *[False] * (len(guest.agent_requests) - 1)]
@@ -202,7 +202,7 @@ def test_the_agent_of_a_crashed_controller_is_followed(
     session: Session, env: Environment, guest: Guest, tmp_path: Path
 ) -> None:
     directory = agents(tmp_path / "agent", "echo once >> ../count; echo begun; sleep 1.5; echo done; exit 6")
-    agent = Agent(directory, "exec sh run.sh", identity="batch")
+    agent = AgentCommand(directory, "exec sh run.sh", identity="batch")
 
     class Crashing(type(told_of(session))):  # type: ignore[misc]
         def output(self, text: str) -> None:
@@ -231,7 +231,7 @@ def test_a_clock_that_was_set_back_gives_an_agent_no_more_time(
     monkeypatch.setattr(Connection, "run", noted)
     ahead = session.environments.update(env, agent_at=now() + timedelta(hours=3))
     limit = timedelta(minutes=1)
-    run_agent(session, ahead, Agent(agents(tmp_path / "agent", "echo 1"), "sh run.sh", limit, identity="batch"))
+    run_agent(session, ahead, AgentCommand(agents(tmp_path / "agent", "echo 1"), "sh run.sh", limit, identity="batch"))
     assert limits[0] == pytest.approx(60 + module.STOPPING_SECONDS, abs=30)
 
 
@@ -239,7 +239,7 @@ def test_an_agent_that_was_never_started_is_started(
     session: Session, env: Environment, guest: Guest, tmp_path: Path
 ) -> None:
     crashed = session.environments.update(env, agent_at=env.created_at)
-    agent = Agent(agents(tmp_path / "agent", "echo 1"), "sh run.sh", identity="batch")
+    agent = AgentCommand(agents(tmp_path / "agent", "echo 1"), "sh run.sh", identity="batch")
     assert run_agent(session, crashed, agent).stdout == b"1\n"
 
 
@@ -252,7 +252,7 @@ def test_an_operators_interruption_ends_the_agent(
 
     directory = agents(tmp_path / "agent", "echo begun; exec sleep 1000")
     with pytest.raises(KeyboardInterrupt):
-        run_agent(replace(session, progress=Impatient()), env, Agent(directory, "exec sh run.sh"))
+        run_agent(replace(session, progress=Impatient()), env, AgentCommand(directory, "exec sh run.sh"))
     assert guest.cgroup[-1] == "end"
 
 
@@ -262,7 +262,7 @@ def test_a_lost_machine_blames_no_agent_without_the_clouds_word(
     progress = Trigger(lambda: cloud.end_machine(env))
     directory = agents(tmp_path / "agent", "echo begun; exec sleep 1000")
     with pytest.raises(MachineLostError) as caught:
-        run_agent(replace(session, progress=progress), env, Agent(directory, "exec sh run.sh"))
+        run_agent(replace(session, progress=progress), env, AgentCommand(directory, "exec sh run.sh"))
     assert caught.value.cloud_words == ""
 
 
@@ -293,7 +293,7 @@ def test_a_machine_that_lives_unreachable_is_the_agents_doing(
     progress = Trigger(lambda: lock_out(cloud.machine(env).sshd))
     directory = agents(tmp_path / "agent", "echo begun; exec sleep 1000")
     with pytest.raises(AgentError, match="cloud says that it runs") as caught:
-        run_agent(replace(session, progress=progress), env, Agent(directory, "exec sh run.sh", limit))
+        run_agent(replace(session, progress=progress), env, AgentCommand(directory, "exec sh run.sh", limit))
     assert caught.value.exit_code == 7
     assert answers == [True] * questions
 
@@ -312,7 +312,7 @@ def test_an_unreadable_account_leaves_an_unknown_end(
         return 0
 
     monkeypatch.setattr(guest, "_run_agent", lie)
-    done = run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
+    done = run_agent(session, env, AgentCommand(agents(tmp_path / "agent", ""), "true"))
     assert done.exit_code is None
     assert "not known how the agent ended" in done.problem
 
@@ -329,7 +329,7 @@ def test_a_failing_program_in_the_machine_is_not_retried_forever(
         return 254
 
     monkeypatch.setattr(guest, "_run_agent", fail)
-    done = run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
+    done = run_agent(session, env, AgentCommand(agents(tmp_path / "agent", ""), "true"))
     assert "not known how the agent ended" in done.problem
     assert len(calls) == module.PROGRAM_FAILURES
 
@@ -355,7 +355,7 @@ def test_a_connection_that_goes_silent_is_given_up_for_a_new_one(
         return run_program(call)
 
     monkeypatch.setattr(guest, "_run_agent", silent_at_first)
-    done = run_agent(session, env, Agent(agents(tmp_path / "agent", "echo 1; exit 2"), "exec sh run.sh"))
+    done = run_agent(session, env, AgentCommand(agents(tmp_path / "agent", "echo 1; exit 2"), "exec sh run.sh"))
     assert (done.exit_code, done.stdout) == (2, b"1\n")
     assert any("no sign of life" in note for note in told_of(session).notes)
 
@@ -421,7 +421,7 @@ def test_what_changes_while_an_agent_is_copied_is_kept(
 ) -> None:
     env = session.environments.update(env, has_intermediate_score=True)
     copies.append(lambda: intermediate_score(session, env))
-    run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
+    run_agent(session, env, AgentCommand(agents(tmp_path / "agent", ""), "true"))
     current = session.environments.find(env.id)
     assert (len(current.score_log), current.agent_at is not None) == (1, True)
 
@@ -439,7 +439,7 @@ def test_an_end_that_was_told_before_the_call_broke_counts(
         raise EOFError
 
     monkeypatch.setattr(guest, "_run_agent", run_and_break)
-    done = run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "exit 3"))
+    done = run_agent(session, env, AgentCommand(agents(tmp_path / "agent", ""), "exit 3"))
     assert (done.exit_code, done.timed_out) == (3, False)
 
 
@@ -448,21 +448,21 @@ def test_an_environment_destroyed_during_a_copy_stays_gone(
 ) -> None:
     copies.append(lambda: session.environments.archive(env))
     with pytest.raises(UsageError, match="env has been destroyed"):
-        run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
+        run_agent(session, env, AgentCommand(agents(tmp_path / "agent", ""), "true"))
     assert not session.environments.directory(env.id).exists()
 
 
 @pytest.fixture
-def outage(session: Session, env: Environment, tmp_path: Path) -> tuple[Environment, Agent]:
+def outage(session: Session, env: Environment, tmp_path: Path) -> tuple[Environment, AgentCommand]:
     """An agent that ended in time while its controller was away until long after its time limit."""
-    agent = Agent(agents(tmp_path / "agent", "echo 1; exit 3"), "exec sh run.sh", timedelta(minutes=5), "batch")
+    agent = AgentCommand(agents(tmp_path / "agent", "echo 1; exit 3"), "exec sh run.sh", timedelta(minutes=5), "batch")
     run_agent(session, env, agent)
     current = session.environments.find(env.id)
     return session.environments.update(current, agent_at=now() - timedelta(hours=1)), agent
 
 
 def test_a_late_controller_believes_that_an_agent_ended(
-    session: Session, outage: tuple[Environment, Agent], calls: list[Callable[[Call], int | None]]
+    session: Session, outage: tuple[Environment, AgentCommand], calls: list[Callable[[Call], int | None]]
 ) -> None:
     seconds: list[float] = []
     calls.append(lambda call: seconds.append(call.request["timeout_seconds"]))
@@ -472,7 +472,7 @@ def test_a_late_controller_believes_that_an_agent_ended(
 
 
 def test_a_machine_that_answers_slowly_is_asked_again(
-    session: Session, outage: tuple[Environment, Agent], calls: list[Callable[[Call], int | None]]
+    session: Session, outage: tuple[Environment, AgentCommand], calls: list[Callable[[Call], int | None]]
 ) -> None:
     calls.append(late)
     done = run_agent(session, *outage)
@@ -480,7 +480,7 @@ def test_a_machine_that_answers_slowly_is_asked_again(
 
 
 def test_a_machine_that_never_answers_is_not_asked_forever(
-    session: Session, outage: tuple[Environment, Agent], guest: Guest, calls: list[Callable[[Call], int | None]]
+    session: Session, outage: tuple[Environment, AgentCommand], guest: Guest, calls: list[Callable[[Call], int | None]]
 ) -> None:
     calls += [late] * 5
     assert run_agent(session, *outage).timed_out
@@ -489,7 +489,7 @@ def test_a_machine_that_never_answers_is_not_asked_forever(
 
 def test_a_machine_that_a_late_controller_misses_is_retried(
     session: Session,
-    outage: tuple[Environment, Agent],
+    outage: tuple[Environment, AgentCommand],
     cloud: FakeCloud,
     calls: list[Callable[[Call], int | None]],
 ) -> None:
@@ -528,21 +528,21 @@ def test_the_controllers_outage_is_never_the_agents_doing(
 
     monkeypatch.setattr(module, "primary_runs", asked)
     script = f"echo begun; while [ ! -e {over} ]; do sleep 0.05; done; exit 3"
-    agent = Agent(agents(tmp_path / "agent", script), "exec sh run.sh")
+    agent = AgentCommand(agents(tmp_path / "agent", script), "exec sh run.sh")
     assert run_agent(replace(session, progress=Trigger(outage)), env, agent).exit_code == 3
     assert answers == [None] * 3
 
 
 @pytest.fixture
-def crashed(session: Session, env: Environment, tmp_path: Path) -> tuple[Environment, Agent]:
+def crashed(session: Session, env: Environment, tmp_path: Path) -> tuple[Environment, AgentCommand]:
     """An agent whose controller crashed before it had started it."""
-    agent = Agent(agents(tmp_path / "agent", "echo 1"), "sh run.sh", timedelta(minutes=1), "batch")
+    agent = AgentCommand(agents(tmp_path / "agent", "echo 1"), "sh run.sh", timedelta(minutes=1), "batch")
     return session.environments.update(env, agent_at=now()), agent
 
 
 def test_a_copy_shows_no_signs_of_life_and_is_not_given_up(
     session: Session,
-    crashed: tuple[Environment, Agent],
+    crashed: tuple[Environment, AgentCommand],
     copies: list[Callable[[], object]],
     clock: WaitingClock,
     checks: list[int],
@@ -553,7 +553,7 @@ def test_a_copy_shows_no_signs_of_life_and_is_not_given_up(
 
 
 def test_a_copy_that_does_not_end_is_not_the_agents_timeout(
-    session: Session, crashed: tuple[Environment, Agent], guest: Guest, monkeypatch: pytest.MonkeyPatch
+    session: Session, crashed: tuple[Environment, AgentCommand], guest: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds: list[float] = []
 
@@ -569,7 +569,7 @@ def test_a_copy_that_does_not_end_is_not_the_agents_timeout(
 
 def test_a_machine_without_the_agent_gets_one_copy_of_it(
     session: Session,
-    crashed: tuple[Environment, Agent],
+    crashed: tuple[Environment, AgentCommand],
     copies: list[Callable[[], object]],
     calls: list[Callable[[Call], int | None]],
 ) -> None:
@@ -590,7 +590,7 @@ def test_the_end_of_an_agent_that_resists_is_not_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls.append(late)
-    agent = Agent(agents(tmp_path / "agent", ""), "exec sh run.sh", timedelta(minutes=1))
+    agent = AgentCommand(agents(tmp_path / "agent", ""), "exec sh run.sh", timedelta(minutes=1))
     with monkeypatch.context() as patched:
         patched.setattr(guest, "kill_agent", lambda: stay_silent(clock, checks))
         assert run_agent(session, env, agent).timed_out

@@ -348,13 +348,13 @@ def test_an_environment_that_is_gone_can_be_destroyed_again(session: Session, cl
 
 
 def _follow(session: Session, environment: Environment) -> None:
-    agent.run_agent(session, environment, agent.Agent(session.home.root, "true", identity="batch"))
+    agent.run_agent(session, environment, agent.AgentCommand(session.home.root, "true", identity="batch"))
 
 
 OPERATIONS: dict[str, Callable[[Session, Environment], object]] = {
     "score": lifecycle.score,
     "intermediate-score": lifecycle.intermediate_score,
-    "agent": lambda session, env: agent.run_agent(session, env, agent.Agent(session.home.root, "true")),
+    "agent": lambda session, env: agent.run_agent(session, env, agent.AgentCommand(session.home.root, "true")),
     "followed-agent": _follow,
     "extension": lambda session, env: extend(session, env, timedelta(hours=1)),
     "hand-over": lifecycle.leave,

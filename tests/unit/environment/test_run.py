@@ -13,7 +13,8 @@ import pytest
 
 from provisioner.clouds.cloud import TerminationReason
 from provisioner.environment import lifecycle
-from provisioner.environment.run import AgentCommand, run, run_tests
+from provisioner.environment.agent import AgentCommand
+from provisioner.environment.run import run, run_tests
 from provisioner.errors import AgentError, IsolationError, StillThereError, TaskError, UsageError
 from provisioner.family.loader import TaskFamily
 from provisioner.machines import claims, launch
