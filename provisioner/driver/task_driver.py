@@ -132,12 +132,7 @@ def _error(kind: str, message: str) -> dict[str, str | int]:
 
 
 class _HelperStream:
-    """Passes on a stream's pieces, raises once they are more than the helper ever sends, and counts them.
-
-    Args:
-        operation: the operation's name, for the error.
-        receive: called with each piece.
-    """
+    """Passes on a stream's pieces, raises once they are more than the helper ever sends, and counts them."""
 
     def __init__(self, operation: str, receive: Callable[[bytes], None]) -> None:
         self._operation = operation
@@ -290,11 +285,7 @@ class TaskDriver:
         return replace(done, stdout_size=stdout.size(done.stdout_size), stderr_size=stderr.size(done.stderr_size))
 
     def _result(self, path: str, exit_code: int) -> object:
-        """Reads and removes the result; returns an error in its place if it is not strict JSON.
-
-        Args:
-            exit_code: the helper's, which is not 0 where it could not write one.
-        """
+        """Reads and removes the result; returns an error in its place if it is not strict JSON."""
         try:
             data = self._connection.read_file(path, RESULT_LIMIT_BYTES, remove=True)
             return strict_json.parse(data, limit_bytes=RESULT_LIMIT_BYTES, constants=True)

@@ -154,11 +154,7 @@ def run_agent(session: Session, environment: Environment, agent: AgentCommand) -
 
 
 def _digest(packed_agent: IO[bytes]) -> str:
-    """Returns the hash of a packed agent's files, and goes back to the beginning.
-
-    Raises:
-        HostError: the temporary file cannot be read.
-    """
+    """Returns the hash of a packed agent's files, and goes back to the beginning."""
     try:
         with tarfile.open(fileobj=packed_agent, mode="r:") as archive:
             files = digest_archive(archive, TOP)
@@ -357,10 +353,7 @@ class _Following:
         )
 
     def _size(self, kind: str) -> StreamSize:
-        """Returns a stream's size, with what the machine cut out before this process read it.
-
-        Of what was cut out here, the short notes that stand for what the machine cut out count as well.
-        """
+        """Returns a stream's size, with what the machine cut out before this process read it, and our notes of that."""
         total = self._frames.offsets[kind]
         return StreamSize(total, min(total, self._frames.lost_bytes[kind] + self._kept[kind].size.cut_bytes))
 

@@ -209,11 +209,7 @@ def end_score(
 def _last_intermediate_score(
     session: Session, environment: Environment, driver: TaskDriver
 ) -> tuple[Environment, ScoreResult | None]:
-    """Scores a last time before the end. Returns a result if the kernel killed that and nothing else counts.
-
-    Raises:
-        TaskError: it failed in another way, and nothing else counts.
-    """
+    """Scores a last time before the end; returns a result if the kernel killed that and nothing else counts."""
     decides = environment.has_aggregate_scores or not environment.has_score
     try:
         return intermediate_score(session, environment, driver)[0], None
@@ -326,11 +322,7 @@ def _logged(
 
 
 def _extended(log: tuple[ScoreLogEntry, ...], entry: ScoreLogEntry) -> tuple[ScoreLogEntry, ...]:
-    """Returns a score log with one more entry.
-
-    Raises:
-        TaskError: it would become too large.
-    """
+    """Returns a score log with one more entry, unless it would become too large."""
     longer = (*log, entry)
     try:
         strict_json.parse(

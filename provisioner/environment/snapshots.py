@@ -130,11 +130,7 @@ def bring_up(session: Session, name: str, create: Create = create_alone) -> Envi
 
 
 def _require_alike(session: Session, snapshot: Snapshot) -> None:
-    """Requires that frozen machines can resume on this host.
-
-    Raises:
-        HostError: something is not as it was when they were frozen.
-    """
+    """Requires that frozen machines can resume on this host."""
     needs = session.cloud.snapshot_needs(snapshot.environment)
     for name in sorted(snapshot.needs.keys() | needs.keys()):
         then, today = snapshot.needs.get(name, "none"), needs.get(name, "none")
@@ -146,11 +142,7 @@ def _require_alike(session: Session, snapshot: Snapshot) -> None:
 
 
 def _require_same(store: SnapshotStore, snapshot: Snapshot) -> None:
-    """Requires that a snapshot is still what it was when it was read. From its copy's record on it cannot be removed.
-
-    Raises:
-        UsageError: it was removed, and perhaps another environment was frozen under its name.
-    """
+    """Requires that a snapshot is what it was when it was read; from its copy's record on it cannot be removed."""
     if store.load(snapshot.name) != snapshot:
         raise UsageError(f"The snapshot {snapshot.name} was replaced by another one just now.", hint="Try again.")
 

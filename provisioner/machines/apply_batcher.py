@@ -39,13 +39,7 @@ def host_slots() -> int:
 
 @dataclass(frozen=True, eq=False)
 class _CreateRequest:
-    """A caller's request for machines.
-
-    Args:
-        environment: the recorded environment.
-        session: of the run that it is for.
-        result: the environment with its machines, or the error, once the apply has ended.
-    """
+    """A caller's request for machines; its result is the environment with its machines, or the error of the apply."""
 
     environment: Environment
     session: Session

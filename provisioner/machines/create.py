@@ -150,12 +150,7 @@ def create_shared_network(session: Session, environment: Environment) -> None:
 
 
 def _moved(session: Session, placed: Mapping[str, Environment], error: TerraformError) -> dict[str, Environment]:
-    """Moves the environments that Terraform failed on to other places and returns them.
-
-    Raises:
-        TerraformError: the failure has nothing to do with their places.
-        CapacityError: no place is left for some of them; it names them all.
-    """
+    """Moves what Terraform failed on to other places; a CapacityError names the environments that have none left."""
     moved = {}
     exhausted: dict[str, CapacityError] = {}
     for name in error.environments & placed.keys() or placed.keys():

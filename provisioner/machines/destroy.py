@@ -88,11 +88,7 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
 
 
 def _conclude(session: Session, environment: Environment, *, ran: bool | None) -> str:
-    """Settles the reservation, archives the record and releases the lease of an environment that is gone.
-
-    Returns:
-        what could not be done; empty if all was.
-    """
+    """Settles, archives and releases an environment that is gone; returns what could not be done, or nothing."""
     # A command that outlasted the wait for its lock may have recorded more.
     current = session.environments.last_known(environment)
     environment = current.model_copy(update={"status": environment.status, "gone_at": now()})
