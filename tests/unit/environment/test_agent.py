@@ -1,4 +1,4 @@
-"""How an agent runs detached: over real SSH with the program that runs in machines, without its cgroup."""
+"""Tests how an agent runs detached, by the program that runs in machines, and what outages do to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests what a record says came of its environment, and which logs are those of what failed."""
+"""Tests what is said of how an environment ended, and to whom the loss of a machine is attributed."""
 
 from __future__ import annotations
 

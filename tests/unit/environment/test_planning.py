@@ -1,4 +1,4 @@
-"""Tests the plan of an environment that has further machines beside a family's own."""
+"""Tests plans and estimates: the machines, images and costs of an environment before anything of it exists."""
 
 from __future__ import annotations
 

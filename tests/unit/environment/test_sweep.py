@@ -15,7 +15,7 @@ from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import snapshots
 from provisioner.environment.sweep import find, orphan_reason, sweep
 from provisioner.machines import claims
-from provisioner.models import Environment, MachineRecord, MachineSize, Status, TaskSetup
+from provisioner.models import Environment, Status
 from provisioner.session import Session
 from provisioner.store.home import UNFINISHED, Home
 from provisioner.store.snapshots import SnapshotStore
@@ -28,12 +28,8 @@ HOUR = timedelta(hours=1)
 
 
 def record(status: Status = "ready", *, attended: bool = False, remaining: timedelta = HOUR) -> Environment:
-    size = MachineSize(cpus=1, memory_gib=1, disk_gib=16)
-    return Environment(
-        id="env", cloud="aws", stack="env", family="fam", task="main", status=status, attended=attended,
-        created_at=NOW - 3 * HOUR, expires_at=NOW + remaining, setup=TaskSetup(), full_internet=False,
-        machines={"primary": MachineRecord(image="i", size=size, user="root")},
-    )  # fmt: skip
+    begin, end = NOW - 3 * HOUR, NOW + remaining
+    return environment(cloud="aws", status=status, attended=attended, created_at=begin, expires_at=end)
 
 
 def surveyed(**changes: object) -> EnvironmentResources:

@@ -1,4 +1,4 @@
-"""Tests booting: machines that come up, machines that do not, and machines with another host key than announced."""
+"""Tests booting machines, which show the host key that the cloud announced, and renewing those that resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests reserving the worst-case cost before a launch and settling the actual cost at the end."""
+"""Tests the claims on an environment: its lock, its lease, and the cost that is reserved and settled."""
 
 from __future__ import annotations
 

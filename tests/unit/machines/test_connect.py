@@ -1,4 +1,4 @@
-"""Tests connections to machines that are up, and the errors for those that are not."""
+"""Tests connections to machines that are up, the errors for those that are not, and work on all machines at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests creating machines: the records made beforehand, and the apply."""
+"""Tests creating machines: the records made beforehand, the apply, and the stacks, which go with their environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that destroying ends only when the cloud confirms it, whatever Terraform reports."""
+"""Tests that destroying ends only when the cloud confirms it, whatever Terraform reports, and how often it is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that captures are kept and logs are sealed, and that no failure there keeps anything from being destroyed."""
+"""Tests that logs and captures are kept, bounded and without secrets, and sealed; no failure prevents destruction."""
 
 from __future__ import annotations
 

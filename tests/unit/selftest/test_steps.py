@@ -1,4 +1,4 @@
-"""Tests how the steps of a self-test run: each is announced, and the first failure ends it."""
+"""Tests the steps of a self-test: what they cost, that the first failure ends it, and the report for strangers."""
 
 from __future__ import annotations
 
