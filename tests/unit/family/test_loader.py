@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import TaskFamilyError
+from provisioner.errors import FAMILIES_PAGE, Section, TaskFamilyError, UsageError, explained
 from provisioner.family import files
+from provisioner.family.build_steps import load_build_steps, parse_build_steps
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
+from provisioner.family.manifest import parse_manifest
+from provisioner.family.setup_data import parse_setup_data, parse_vm_spec
 from provisioner.images.layers import family_image_name
 from provisioner.models import FileBuildStep, ShellBuildStep
 
@@ -60,33 +63,6 @@ def test_the_module_is_never_executed(directory: Path) -> None:
     (directory / "count_odds.py").write_text(f"open({str(directory / 'ran')!r}, 'w')\n{MODULE}")
     load_family(directory)
     assert not (directory / "ran").exists()
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        "from base import TaskFamily",
-        "from base import Family as TaskFamily",
-        "from base import *",
-        "TaskFamily = make()",
-        "import base\nclass TaskFamily(base.Family): pass",
-        f"if True:\n    {MODULE.replace(chr(10), chr(10) + '    ')}",
-        "try:\n    import x\nexcept ImportError:\n    class TaskFamily:\n        get_tasks = staticmethod(dict)",
-        "class TaskFamily:\n    if True:\n        async def get_tasks(): pass",
-        MODULE + "    def score(t, s): return 1.0\n",
-        MODULE + "    def intermediate_score(t): pass\n    def aggregate_scores(t, l): pass\n",
-        MODULE + "    def f(): return '\\d'\n",
-    ],
-)
-def test_a_class_may_come_from_anywhere_that_text_cannot_judge(directory: Path, module: str) -> None:
-    (directory / "count_odds.py").write_text(module)
-    assert load_family(directory).name == "count_odds"
-
-
-def test_a_class_inside_a_function_is_no_task_family(directory: Path) -> None:
-    (directory / "count_odds.py").write_text("def f():\n    class TaskFamily(Base): pass")
-    with pytest.raises(TaskFamilyError, match="has no class TaskFamily"):
-        load_family(directory)
 
 
 def test_caches_and_checkouts_are_left_out(directory: Path) -> None:
@@ -167,3 +143,51 @@ def test_an_env_file_among_the_familys_files_is_refused(directory: Path) -> None
     refuse_env_file_inside(family, directory.parent / ".env")
     with pytest.raises(TaskFamilyError, match="would be copied into the image"):
         refuse_env_file_inside(family, directory / ".env")
+
+
+def family(directory: Path, text: str) -> Path:
+    (directory / "fam").mkdir()
+    (directory / "fam" / "fam.py").write_text(text)
+    return directory / "fam"
+
+
+def test_an_error_without_a_hint_gets_its_section() -> None:
+    with pytest.raises(TaskFamilyError, match="wrong") as caught, explained("methods"), explained("vmspec"):
+        raise TaskFamilyError("wrong")
+    assert caught.value.hint == f"{FAMILIES_PAGE}#vmspec says what is allowed."
+
+
+def test_a_hint_and_other_errors_stay_as_they_are() -> None:
+    with pytest.raises(TaskFamilyError) as caught, explained("methods"):
+        raise TaskFamilyError("wrong", hint="Do this.")
+    assert caught.value.hint == "Do this."
+    with pytest.raises(UsageError) as other, explained("methods"):
+        raise UsageError("another")
+    assert other.value.hint is None
+
+
+def test_each_kind_of_file_and_value_has_its_section(tmp_path: Path) -> None:
+    (tmp_path / "build_steps.json").write_text("1")
+    machines = {"cpu_count_range": (1, 2), "ram_gib_range": (1, 2)}
+    tries: list[tuple[Section, Callable[[], object]]] = [
+        ("manifest", lambda: parse_manifest(b"tasks: 1")),
+        ("vmspec", lambda: parse_vm_spec({}, "spec")),
+        ("build-steps", lambda: parse_vm_spec({**machines, "build_steps": 1}, "spec")),
+        ("build-steps", lambda: parse_build_steps(1, "steps")),
+        ("build-steps", lambda: load_build_steps(tmp_path)),
+        ("methods", lambda: parse_setup_data({"tasks": {}})),
+        ("vmspec", lambda: parse_setup_data({"tasks": {"a": {"aux_vm_spec": 1}}})),
+        ("files", lambda: load_family(tmp_path / "Big")),
+        ("methods", lambda: load_family(family(tmp_path, "class TaskFamily: pass"))),
+    ]
+    (tmp_path / "Big").mkdir()
+    for section, attempt in tries:
+        with pytest.raises(TaskFamilyError) as caught:
+            attempt()
+        assert caught.value.hint == f"{FAMILIES_PAGE}#{section} says what is allowed."
+
+
+def test_a_directory_that_is_not_there_needs_no_explanation(tmp_path: Path) -> None:
+    with pytest.raises(TaskFamilyError, match="does not exist") as caught:
+        load_family(tmp_path / "nothing")
+    assert caught.value.hint is None
