@@ -32,9 +32,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.rates import Watch  # noqa: E402
+from provisioner.base.models import Environment  # noqa: E402
 from provisioner.machines.create import create_machines, root_files  # noqa: E402
 from provisioner.machines.destroy import destroy_machines  # noqa: E402
-from provisioner.models import Environment  # noqa: E402
 from provisioner.session import Session  # noqa: E402
 from provisioner.terraform.process import terraform_environment  # noqa: E402
 from provisioner.terraform.stack import Stack  # noqa: E402

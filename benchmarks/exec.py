@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.local import FAMILY, TASK, VARIABLES, timed  # noqa: E402
 from provisioner import Home, LocalCloud, Session, load_family, load_settings  # noqa: E402
+from provisioner.base.models import Environment, Role  # noqa: E402
 from provisioner.copying.transfer import upload  # noqa: E402
 from provisioner.environment import lifecycle, planning  # noqa: E402
 from provisioner.machines.connect import (  # noqa: E402
@@ -33,7 +34,6 @@ from provisioner.machines.connect import (  # noqa: E402
     connect_kept,
     end_kept,
 )
-from provisioner.models import Environment, Role  # noqa: E402
 from provisioner.ssh.calls import Calls  # noqa: E402
 
 COPIED_BYTES = 100_000_000

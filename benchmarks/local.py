@@ -27,10 +27,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.batch import pss_mib  # noqa: E402
 from provisioner import Home, LocalCloud, Session, load_family, load_settings  # noqa: E402
+from provisioner.base.models import Environment  # noqa: E402
 from provisioner.environment import lifecycle, planning  # noqa: E402
 from provisioner.machines.boot import boot_machines  # noqa: E402
 from provisioner.machines.create import record_environment  # noqa: E402
-from provisioner.models import Environment  # noqa: E402
 from provisioner.store.environments import new_id  # noqa: E402
 from tests.local.clones import remove, started  # noqa: E402
 

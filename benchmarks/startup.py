@@ -18,8 +18,8 @@ import tempfile
 from datetime import timedelta
 from pathlib import Path
 
-from provisioner.clock import now
-from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
+from provisioner.base.clock import now
+from provisioner.base.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 

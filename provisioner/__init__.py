@@ -17,31 +17,31 @@ from __future__ import annotations
 # Not typing's, and importlib below: a command imports this before it can handle Ctrl-C.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from provisioner.base.config import load_settings
+    from provisioner.base.errors import ProvisionerError
+    from provisioner.base.models import Environment
     from provisioner.clouds.aws.cloud import AwsCloud
     from provisioner.clouds.local.cloud import LocalCloud
-    from provisioner.config import load_settings
     from provisioner.environment.agent import AgentCommand
     from provisioner.environment.lifecycle import destroy, intermediate_score, score, up
     from provisioner.environment.run import RunResult, run, run_tests
-    from provisioner.errors import ProvisionerError
     from provisioner.family.loader import load_family
-    from provisioner.models import Environment
     from provisioner.session import Session
     from provisioner.store.home import Home
 
 _HOMES = {
     "AgentCommand": "environment.agent",
     "AwsCloud": "clouds.aws.cloud",
-    "Environment": "models",
+    "Environment": "base.models",
     "Home": "store.home",
     "LocalCloud": "clouds.local.cloud",
-    "ProvisionerError": "errors",
+    "ProvisionerError": "base.errors",
     "RunResult": "environment.run",
     "Session": "session",
     "destroy": "environment.lifecycle",
     "intermediate_score": "environment.lifecycle",
     "load_family": "family.loader",
-    "load_settings": "config",
+    "load_settings": "base.config",
     "run": "environment.run",
     "run_tests": "environment.run",
     "score": "environment.lifecycle",

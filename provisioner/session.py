@@ -13,20 +13,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioner.base.clock import BUILDER_TTL, DEFAULT_TTL
+from provisioner.base.errors import extras_named, raised_in
+from provisioner.base.models import Environment, Phase, PrimaryDistribution, Role, TimeLimits
+from provisioner.base.progress import Progress, Silence, Steady
+from provisioner.base.redaction import Redactor
+from provisioner.base.signals import no_check, no_shield
 from provisioner.clouds.cloud import Cloud
 from provisioner.costs.ledger import Ledger, Spending
-from provisioner.errors import extras_named, raised_in
-from provisioner.models import Environment, Phase, PrimaryDistribution, Role, TimeLimits
-from provisioner.progress import Progress, Silence, Steady
 from provisioner.recording.calls import CallLog
 from provisioner.recording.casts import Cast
-from provisioner.redaction import Redactor
-from provisioner.signals import no_check, no_shield
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.files import Leases
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
-from provisioner.ttl import BUILDER_TTL, DEFAULT_TTL
 
 if TYPE_CHECKING:
     from provisioner.ssh.connection import Connection  # paramiko takes its time, and short commands do without

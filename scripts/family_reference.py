@@ -22,9 +22,9 @@ from provisioner_guest.family import results  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
+from provisioner.base.models import FileBuildStep, ShellBuildStep, VMSpec  # noqa: E402
 from provisioner.environment import operations  # noqa: E402
 from provisioner.family import build_steps, env_file, files, loader, manifest, setup_data  # noqa: E402
-from provisioner.models import FileBuildStep, ShellBuildStep, VMSpec  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "task-families.md"
 PLAIN = {str: "string", bool: "`true` or `false`", float: "number", int: "whole number", object: "anything"}

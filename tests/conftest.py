@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from provisioner.base.config import load_settings
 from provisioner.clouds.local.cloud import LocalCloud
-from provisioner.config import load_settings
 from provisioner.session import Session
 from provisioner.store.home import Home
 from tests.accelerator import accelerator

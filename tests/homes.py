@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from provisioner.base.models import SetupData
 from provisioner.inspect.compose import fetched
-from provisioner.models import SetupData
 from provisioner.store.home import Home
 from provisioner.store.images import Image
 

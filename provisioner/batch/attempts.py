@@ -16,7 +16,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from provisioner import signals, strict_json
+from provisioner.base import signals, strict_json
+from provisioner.base.clock import now
+from provisioner.base.errors import (
+    AgentError,
+    BudgetError,
+    DamagedRecordError,
+    InfrastructureError,
+    Interrupted,
+    MachineLostError,
+    ProvisionerError,
+    SubmissionError,
+    UsageError,
+)
+from provisioner.base.models import Destination, Environment
+from provisioner.base.progress import best_effort
 from provisioner.batch import settlement
 from provisioner.batch.losses import classify_launch_error, classify_loss, machines_alive
 from provisioner.batch.results import Outcome
@@ -36,30 +50,16 @@ from provisioner.batch.steps import (
     truncate,
 )
 from provisioner.batch.suite import Run, Suite, environment_id
-from provisioner.best_effort import best_effort
-from provisioner.clock import now
 from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.environment import agent as environment_agent
 from provisioner.environment import lifecycle, planning
 from provisioner.environment.selection import destroy_damaged
-from provisioner.errors import (
-    AgentError,
-    BudgetError,
-    DamagedRecordError,
-    InfrastructureError,
-    Interrupted,
-    MachineLostError,
-    ProvisionerError,
-    SubmissionError,
-    UsageError,
-)
 from provisioner.family.loader import TaskFamily
 from provisioner.machines import claims
 from provisioner.machines.claims import destruction_lock, environment_lock
 from provisioner.machines.destroy import marked
 from provisioner.machines.launch import Create
 from provisioner.machines.recordings import keep_journals, write_log
-from provisioner.models import Destination, Environment
 from provisioner.session import Phases, Session
 
 # Each attempt has an environment of its own, in which this names its agent.

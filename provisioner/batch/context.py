@@ -7,27 +7,27 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from provisioner.base.clock import parse_duration
+from provisioner.base.config import Settings
+from provisioner.base.errors import InfrastructureError
+from provisioner.base.models import Record
+from provisioner.base.progress import Progress, Silence
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.live_status import ActiveRun, LiveStatus, RunProgress
 from provisioner.batch.suite import Run, Suite, expand, family_directories
 from provisioner.clouds.cloud import Cloud
 from provisioner.clouds.registry import Where, open_cloud
-from provisioner.config import Settings
 from provisioner.costs.ledger import Ledger, Spending
 from provisioner.environment import planning
 from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.environment.planning import Forecast, forecast
-from provisioner.errors import InfrastructureError
 from provisioner.family.check import refuse_mistakes
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.images import build
 from provisioner.machines.apply_batcher import ApplyBatcher
-from provisioner.models import Record
-from provisioner.progress import Progress, Silence
 from provisioner.session import Session
 from provisioner.store.home import Home
-from provisioner.ttl import parse_duration
 
 
 class TaskForecast(Record):

@@ -23,13 +23,13 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine as DatabaseEngine
 from sqlalchemy.exc import SQLAlchemyError
 
+from provisioner.base.errors import InfrastructureError, Interrupted
+from provisioner.base.models import Record
 from provisioner.batch.serialization import REFUSED as REFUSED
 from provisioner.batch.serialization import read_unused_json, serializer
 from provisioner.batch.steps import Step
 from provisioner.batch.workflow import StepRunner
 from provisioner.costs.ledger_postgres import CLIENT_KEEPALIVE
-from provisioner.errors import InfrastructureError, Interrupted
-from provisioner.models import Record
 
 # An engine continues only runs that were begun by an engine of the same version. Change it together with the steps.
 VERSION = "1"

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from provisioner.errors import Interrupted
+from provisioner.base.errors import Interrupted
 
 MAX_NOTES = 200
 # How much of the output of each run is kept for the display.

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import psycopg
 
+from provisioner.base.errors import LivenessLostError
 from provisioner.costs.ledger_postgres import CLIENT_KEEPALIVE, SERVER_KEEPALIVE, set_parameters
-from provisioner.errors import LivenessLostError
 
 CONNECT_TIMEOUT_SECONDS = 10
 MESSAGE_CHARACTERS = 300

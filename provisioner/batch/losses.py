@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
+from provisioner.base.clock import now
+from provisioner.base.errors import MachineLostError, ProvisionerError
+from provisioner.base.models import Environment, Role
 from provisioner.batch.steps import Failure, classify, truncate
-from provisioner.clock import now
-from provisioner.errors import MachineLostError, ProvisionerError
-from provisioner.models import Environment, Role
 from provisioner.session import Session
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from provisioner.base.errors import UsageError
 from provisioner.batch.records import Batch, Job, jobs_of
 from provisioner.environment.allowlist import parse_destination
-from provisioner.errors import UsageError
 
 CheckJob = Callable[[Job], None]
 

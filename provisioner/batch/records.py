@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from provisioner import strict_json
+from provisioner.base import strict_json
+from provisioner.base.errors import InfrastructureError, UsageError
+from provisioner.base.models import Record
 from provisioner.batch.results import Row, as_csv, as_jsonl
 from provisioner.batch.suite import Run, Suite
-from provisioner.errors import InfrastructureError, UsageError
-from provisioner.models import Record
 from provisioner.recording.manifest import seal
 from provisioner.store.files import locked, write_atomically
 from provisioner.store.home import Home

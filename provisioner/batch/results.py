@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 
+from provisioner.base.models import Phase, Record
+from provisioner.base.printable import spreadsheet_cell
 from provisioner.batch.score_log import ScoreLog
-from provisioner.models import Phase, Record
-from provisioner.printable import spreadsheet_cell
 
 Outcome = Literal[
     "scored",  # with a number, or without one if the family says that there is none

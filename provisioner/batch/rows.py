@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pydantic import ValidationError
 
+from provisioner.base.errors import DamagedRecordError
+from provisioner.base.printable import beginning
 from provisioner.batch.engine import REFUSED, Json, RunState
 from provisioner.batch.records import Batch
 from provisioner.batch.results import Outcome, Row
 from provisioner.batch.suite import Run, environment_id
 from provisioner.batch.workflow import MAX_ATTEMPTS
 from provisioner.costs.ledger import Entry, Ledger
-from provisioner.errors import DamagedRecordError
-from provisioner.printable import beginning
 from provisioner.store.environments import EnvironmentStore
 from provisioner.version import __version__
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AwareDatetime, Field
 
-from provisioner import strict_json
-from provisioner.models import Record, ScoreLogEntry
-from provisioner.printable import CUT, beginning
+from provisioner.base import strict_json
+from provisioner.base.models import Record, ScoreLogEntry
+from provisioner.base.printable import CUT, beginning
 
 MAX_ENTRIES = 500
 # Of all entries of a run as JSON. A batch may have ten thousand runs, and its results are read at once.

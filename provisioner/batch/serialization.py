@@ -14,7 +14,7 @@ from typing import Any
 from dbos import DBOSPortableJSONSerializer, _dbos, _queue, _serialization, _sys_db
 from dbos._error import DBOSException
 
-from provisioner import strict_json
+from provisioner.base import strict_json
 
 REFUSED = "The queue's row of this run is not one that provisioner wrote: another user of the database changed it."
 

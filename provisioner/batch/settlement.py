@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from provisioner import signals
+from provisioner.base import signals
+from provisioner.base.clock import TEARDOWN, now
+from provisioner.base.errors import Interrupted, ProvisionerError
 from provisioner.batch.steps import Costs, describe
-from provisioner.clock import now
 from provisioner.clouds.cloud import EnvironmentResources
-from provisioner.errors import Interrupted, ProvisionerError
 from provisioner.session import Session
-from provisioner.ttl import TEARDOWN
 
 LEDGER_PAUSES = (2.0, 10.0, 30.0)
 # How long Terraform may keep creating after its controller has died. Slow stacks took three minutes, and the AWS

@@ -7,9 +7,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from provisioner.batch.results import Outcome
-from provisioner.batch.score_log import ScoreLog
-from provisioner.errors import (
+from provisioner.base.errors import (
     BudgetError,
     CapacityError,
     ImageBuildError,
@@ -20,8 +18,10 @@ from provisioner.errors import (
     TerraformError,
     ThrottledError,
 )
-from provisioner.models import Phase, Record
-from provisioner.printable import beginning
+from provisioner.base.models import Phase, Record
+from provisioner.base.printable import beginning
+from provisioner.batch.results import Outcome
+from provisioner.batch.score_log import ScoreLog
 
 MESSAGE_CHARACTERS = 500
 # What the host says of its disk and of open files. What machines take of these is bounded: it is no agent's doing.

@@ -25,16 +25,16 @@ from pydantic import (
     model_validator,
 )
 
-from provisioner import strict_yaml
+from provisioner.base import strict_yaml
+from provisioner.base.clock import DEFAULT_TTL, checked_ttl, format_duration, parse_duration
+from provisioner.base.errors import UsageError
+from provisioner.base.models import Record
+from provisioner.base.printable import printable
+from provisioner.base.validation import lines_of, listed, shown
 from provisioner.clouds.registry import CLOUDS, DEFAULT_CLOUD, clouds_with_places
 from provisioner.environment.allowlist import parse_destination
-from provisioner.errors import UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
-from provisioner.models import Record
-from provisioner.printable import printable
 from provisioner.store.environments import derived_id
-from provisioner.ttl import DEFAULT_TTL, checked_ttl, format_duration, parse_duration
-from provisioner.validation import lines_of, listed, shown
 
 MAX_RUNS = 10_000
 MAX_BYTES = 1 << 20

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from provisioner.base.config import Settings
+from provisioner.base.errors import InfrastructureError, ProvisionerError
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.context import BatchContext
 from provisioner.batch.engine import Engine, Json, QueueClient, RunState, postgres_url, sqlite_url
@@ -21,8 +23,6 @@ from provisioner.batch.rows import failed_row
 from provisioner.batch.steps import Step
 from provisioner.batch.suite import Suite
 from provisioner.batch.workflow import StepRunner, run_workflow
-from provisioner.config import Settings
-from provisioner.errors import InfrastructureError, ProvisionerError
 from provisioner.machines.apply_batcher import ApplyBatcher, host_slots
 from provisioner.store.home import Home
 from provisioner.version import __version__

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from provisioner.base.clock import elapsed
+from provisioner.base.models import Phase, Record
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.results import EARLIER, Outcome, Row
 from provisioner.batch.steps import AgentStep, Costs, EndStep, Failure, ScoreStep, Step, UpStep
 from provisioner.batch.suite import Run
-from provisioner.clock import elapsed
-from provisioner.models import Phase, Record
 
 # Interruptions do not count as retries, but there must be an end to them, too.
 MAX_ATTEMPTS = 30

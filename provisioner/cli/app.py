@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from typer import _completion_shared as shared  # Typer has no other way to change a script
 
+from provisioner.base.errors import HostError, ProvisionerError, UsageError
 from provisioner.cli.lazy_commands import lazy_app
 from provisioner.cli.output import unwritable
 from provisioner.cli.streams import prepare, silence
-from provisioner.errors import HostError, ProvisionerError, UsageError
 from provisioner.version import __version__
 
 PROGRAM = "provisioner"

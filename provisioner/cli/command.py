@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from provisioner.base.errors import Interrupted, ProvisionerError, UsageError
+from provisioner.base.printable import beginning, printable_lines
+from provisioner.base.signals import Interrupts, exit_code
 from provisioner.cli.options import LAUNCH_OPTIONS, WHERE_OPTIONS, DebugOption, JsonOption, Launch
 from provisioner.cli.output import Result, render
 from provisioner.cli.streams import stderr
 from provisioner.clouds.registry import Where
-from provisioner.errors import Interrupted, ProvisionerError, UsageError
-from provisioner.printable import beginning, printable_lines
-from provisioner.signals import Interrupts, exit_code
 from provisioner.store.home import Home
 
 if TYPE_CHECKING:

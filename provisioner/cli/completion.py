@@ -11,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from provisioner.best_effort import SURVIVABLE
+from provisioner.base.progress import SURVIVABLE
 from provisioner.clouds.registry import CLOUDS
 from provisioner.store.home import Home
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from provisioner.base.models import Destination
 from provisioner.cli.options import Launch
 from provisioner.cli.sessions import session
 from provisioner.clouds.registry import Where
 from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.family.check import refuse_mistakes
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
-from provisioner.models import Destination
 from provisioner.session import Session
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from provisioner.base.errors import HostError
 from provisioner.cli.command import progress
-from provisioner.errors import HostError
 from provisioner.store.home import Home
 
 

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from provisioner.errors import extras_named
+from provisioner.base.errors import extras_named
 
 
 def lazy_app(

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from provisioner.base.clock import DEFAULT_TTL, checked_ttl, parse_duration
+from provisioner.base.errors import UsageError
 from provisioner.cli.completion import all_environment_ids, cloud_names, environment_ids, task_names
 from provisioner.clouds.registry import CLOUDS, DEFAULT_CLOUD
-from provisioner.errors import UsageError
-from provisioner.ttl import DEFAULT_TTL, checked_ttl, parse_duration
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from provisioner.base.errors import HostError
+from provisioner.base.printable import beginning, printable, printable_lines
 from provisioner.cli.streams import silence
-from provisioner.errors import HostError
-from provisioner.printable import beginning, printable, printable_lines
 from provisioner.ssh.exchange import StreamSize
 
 SCHEMA = 1

@@ -6,15 +6,15 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from provisioner.base.config import load_settings
+from provisioner.base.models import Environment
 from provisioner.cli.command import progress, shield
 from provisioner.cli.home import default_home
 from provisioner.cli.options import DATABASE_VARIABLE, Launch, checked_database
 from provisioner.clouds.registry import Where, open_cloud
-from provisioner.config import load_settings
 from provisioner.costs.ledger import Spending
 from provisioner.environment.selection import launches, refuse_part_of_id
 from provisioner.family.env_file import load_env_file
-from provisioner.models import Environment
 from provisioner.session import Session
 
 

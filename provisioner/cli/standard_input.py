@@ -10,7 +10,7 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-from provisioner.errors import HostError
+from provisioner.base.errors import HostError
 
 
 class StandardInput:

@@ -11,9 +11,9 @@ from typing import Annotated, BinaryIO
 
 import typer
 
+from provisioner.base.errors import UsageError
 from provisioner.cli.options import parse_path, parse_text
 from provisioner.environment.operations import SUBMISSION_LIMIT_BYTES
-from provisioner.errors import UsageError
 
 STANDARD_INPUT = "-"
 

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from provisioner.base.errors import HostError, Interrupted, ProvisionerError
+from provisioner.base.printable import CUT, printable, printable_lines
 from provisioner.cli.output import Result, render
 from provisioner.cli.streams import stderr
-from provisioner.errors import HostError, Interrupted, ProvisionerError
-from provisioner.printable import CUT, printable, printable_lines
 
 # How many lines of an error's details are shown: about one screen.
 DETAIL_LINES = 25

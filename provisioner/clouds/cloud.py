@@ -14,15 +14,15 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from provisioner.errors import UnavailableError
-from provisioner.models import Record, Role
+from provisioner.base.errors import UnavailableError
+from provisioner.base.models import Record, Role
 
 if TYPE_CHECKING:  # reading manifests takes YAML, and SSH paramiko, which take long to import
+    from provisioner.base.errors import TerraformError
+    from provisioner.base.models import BaseImage, Destination, Environment, MachineSize, VMSpec
+    from provisioner.base.progress import Progress
     from provisioner.costs.prices import CostLine
-    from provisioner.errors import TerraformError
     from provisioner.family.manifest import Resources
-    from provisioner.models import BaseImage, Destination, Environment, MachineSize, VMSpec
-    from provisioner.progress import Progress
     from provisioner.ssh.connection import Connection
 
 UNFINISHED = "unfinished"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from provisioner.base.config import Settings, checked
+from provisioner.base.errors import UsageError, extras_named
 from provisioner.clouds.cloud import Cloud
-from provisioner.config import Settings, checked
-from provisioner.errors import UsageError, extras_named
 from provisioner.store.home import Home
 
 DEFAULT_CLOUD = "local"

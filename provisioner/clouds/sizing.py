@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from provisioner.errors import UnavailableError
-from provisioner.models import MachineSize, VMSpec
+from provisioner.base.errors import UnavailableError
+from provisioner.base.models import MachineSize, VMSpec
 
 if TYPE_CHECKING:  # reading manifests takes YAML, which takes long to import
     from provisioner.family.manifest import Resources

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from provisioner.base.errors import HostError, ProvisionerError, TaskError, UsageError
+from provisioner.base.printable import last_lines
 from provisioner.copying import copy_program, directories, unpack_program
 from provisioner.copying.copy_program import TOP
 from provisioner.copying.directories import open_destination, working_directory
 from provisioner.copying.tree_reader import TreeError, TreeReader
 from provisioner.copying.tree_writer import FREE_BYTES, DiskFullError, TreeWriter
-from provisioner.errors import HostError, ProvisionerError, TaskError, UsageError
-from provisioner.printable import last_lines
 from provisioner.ssh.calls import Calls
 from provisioner.ssh.exchange import Completed
 

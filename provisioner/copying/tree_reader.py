@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from provisioner.base.frames import Frames
+from provisioner.base.validation import shown
 from provisioner.copying.copy_program import (
     DIRECTORY,
     END,
@@ -19,8 +21,6 @@ from provisioner.copying.copy_program import (
     UP,
     is_plain_name,
 )  # fmt: skip
-from provisioner.frames import Frames
-from provisioner.validation import shown
 
 LIMIT_BYTES = 4 << 30
 # As many as the file systems of large Python or Node projects hold. Limits the inodes that a machine can use up.

@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterator
 from typing import Self
 
+from provisioner.base.validation import shown
 from provisioner.copying.copy_program import TOP
 from provisioner.copying.directories import LISTING_FLAGS
 from provisioner.copying.tree_reader import TreeError
-from provisioner.validation import shown
 
 # What a copy leaves free on its disk, so that it does not stop the controller's own work.
 FREE_BYTES = 256 << 20

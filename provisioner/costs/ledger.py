@@ -19,10 +19,10 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
-from provisioner.config import Settings
+from provisioner.base.config import Settings
+from provisioner.base.errors import BudgetError, InfrastructureError
+from provisioner.base.models import Record
 from provisioner.costs.prices import dollars, micro_usd
-from provisioner.errors import BudgetError, InfrastructureError
-from provisioner.models import Record
 
 # A reservation takes a millisecond, but on a busy host its writer may have to wait.
 BUSY_SECONDS = 60.0

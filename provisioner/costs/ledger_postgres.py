@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
+from provisioner.base.errors import InfrastructureError
 from provisioner.costs.ledger import BUSY_SECONDS, COLUMNS, SCHEMA_VERSION, Connection, Ledger
-from provisioner.errors import InfrastructureError
 
 # One schema per version of the table, so that another version of provisioner does not misread it.
 SCHEMA = f"provisioner_{SCHEMA_VERSION}"

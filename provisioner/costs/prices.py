@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from provisioner.models import Record
+from provisioner.base.models import Record
 
 MICRO = 1_000_000
 # EBS bills a GiB-month by the second. An hour costs most in the shortest month, which has this many hours.

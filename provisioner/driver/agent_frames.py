@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from provisioner import strict_json
+from provisioner.base import strict_json
 
 LINE_LIMIT_BYTES = 64
 # What guest/agent.py sends at once, and more than its last frame has.

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Self
 
+from provisioner.base.redaction import Redactor
 from provisioner.recording.casts import Cast
 from provisioner.recording.manifest import unsealed
-from provisioner.redaction import Redactor
 
 # How long a log gets, whatever is written to it in its life. Twice what an honest command prints.
 LOG_LIMIT_BYTES = 16 << 20

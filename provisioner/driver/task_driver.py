@@ -14,15 +14,15 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from provisioner import strict_json
+from provisioner.base import strict_json
+from provisioner.base.errors import CommandTimeoutError, TaskError
+from provisioner.base.printable import LINE_CHARACTERS, beginning, first_and_last_lines
+from provisioner.base.redaction import LEFT_OUT, Redactor
+from provisioner.base.validation import shown
 from provisioner.driver.output_tee import OutputTee
-from provisioner.errors import CommandTimeoutError, TaskError
 from provisioner.family.build_steps import PIP_STEP
-from provisioner.printable import LINE_CHARACTERS, beginning, first_and_last_lines
-from provisioner.redaction import LEFT_OUT, Redactor
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import NO_OUTPUT, OUTPUT_LIMIT_BYTES, Completed, StreamSize
-from provisioner.validation import shown
 
 # Runs the helper in a process that the exec server forks.
 HELPER = """

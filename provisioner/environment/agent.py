@@ -18,15 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from provisioner.best_effort import best_effort
-from provisioner.clock import elapsed, now
-from provisioner.clouds.guest_files import SENT
-from provisioner.copying.copy_program import TOP
-from provisioner.copying.transfer import packed, send_input
-from provisioner.driver.agent_frames import AgentEnd, AgentFrames, FrameError
-from provisioner.driver.output_tee import OutputTee
-from provisioner.environment.outcomes import attributing_loss, primary_runs
-from provisioner.errors import (
+from provisioner.base.clock import elapsed, now
+from provisioner.base.errors import (
     CommandTimeoutError,
     HostError,
     InfrastructureError,
@@ -35,13 +28,20 @@ from provisioner.errors import (
     TaskError,
     UsageError,
 )
+from provisioner.base.models import Environment
+from provisioner.base.printable import last_lines
+from provisioner.base.progress import best_effort
+from provisioner.base.signals import wait
+from provisioner.clouds.guest_files import SENT
+from provisioner.copying.copy_program import TOP
+from provisioner.copying.transfer import packed, send_input
+from provisioner.driver.agent_frames import AgentEnd, AgentFrames, FrameError
+from provisioner.driver.output_tee import OutputTee
+from provisioner.environment.outcomes import attributing_loss, primary_runs
 from provisioner.family.files import digest_archive
 from provisioner.machines.claims import environment_lock
 from provisioner.machines.connect import connect
-from provisioner.models import Environment
-from provisioner.printable import last_lines
 from provisioner.session import Session
-from provisioner.signals import wait
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import NO_OUTPUT, BoundedBuffer, Completed, StreamSize
 from provisioner.store.environments import refuse_ending

@@ -8,9 +8,9 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from provisioner.errors import UsageError
-from provisioner.models import Destination
-from provisioner.validation import shown
+from provisioner.base.errors import UsageError
+from provisioner.base.models import Destination
+from provisioner.base.validation import shown
 
 # Networks that no environment may reach, and why.
 _REFUSED = (

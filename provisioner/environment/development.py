@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from provisioner.best_effort import best_effort
+from provisioner.base.errors import Interrupted, LivenessLostError, ProvisionerError, StillThereError
+from provisioner.base.models import Environment
+from provisioner.base.progress import best_effort
+from provisioner.base.signals import wait
 from provisioner.environment import lifecycle
-from provisioner.errors import Interrupted, LivenessLostError, ProvisionerError, StillThereError
 from provisioner.family.files import list_files
 from provisioner.family.loader import TaskFamily
-from provisioner.models import Environment
 from provisioner.session import Session
-from provisioner.signals import wait
 
 # Between looks at the files.
 POLL_SECONDS = 0.5

@@ -13,13 +13,8 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
-from provisioner.best_effort import best_effort, best_effort_within
-from provisioner.clock import now
-from provisioner.clouds.guest_files import GUEST
-from provisioner.driver.task_driver import TaskDriver
-from provisioner.environment import agent, operations, outcomes
-from provisioner.environment.planning import Plan, new_environment, plan
-from provisioner.errors import (
+from provisioner.base.clock import extended, now
+from provisioner.base.errors import (
     CapacityError,
     Interrupted,
     IsolationError,
@@ -28,6 +23,14 @@ from provisioner.errors import (
     ProvisionerError,
     UsageError,
 )
+from provisioner.base.models import Destination, Environment, Outcome, Phase
+from provisioner.base.printable import last_lines
+from provisioner.base.progress import best_effort, best_effort_within
+from provisioner.base.signals import wait
+from provisioner.clouds.guest_files import GUEST
+from provisioner.driver.task_driver import TaskDriver
+from provisioner.environment import agent, operations, outcomes
+from provisioner.environment.planning import Plan, new_environment, plan
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
 from provisioner.isolation.proof import prove_isolation
@@ -44,13 +47,9 @@ from provisioner.machines.launch import (
     looked_after,
     tell_of_destruction,
 )
-from provisioner.models import Destination, Environment, Outcome, Phase
-from provisioner.printable import last_lines
 from provisioner.session import Phases, Session
-from provisioner.signals import wait
 from provisioner.ssh.connection import Connection
 from provisioner.store.environments import new_id
-from provisioner.ttl import extended
 
 # To log in for the teardown, and to end it, beyond the family's own time.
 TEARDOWN_GRACE_SECONDS = 60.0

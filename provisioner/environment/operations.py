@@ -10,17 +10,17 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from provisioner import strict_json
-from provisioner.best_effort import best_effort
-from provisioner.clock import elapsed, now
+from provisioner.base import strict_json
+from provisioner.base.clock import elapsed, now
+from provisioner.base.errors import SubmissionError, TaskError, UsageError
+from provisioner.base.models import Environment, Record, ScoreLogEntry
+from provisioner.base.printable import printable
+from provisioner.base.progress import best_effort
 from provisioner.driver.task_driver import TaskDriver
-from provisioner.errors import SubmissionError, TaskError, UsageError
 from provisioner.family.env_file import select_required
 from provisioner.family.scores import ScoreResult, classify_score, parse_intermediate, visible_message, was_killed
 from provisioner.machines.create import aux_user
 from provisioner.machines.recordings import write_log
-from provisioner.models import Environment, Record, ScoreLogEntry
-from provisioner.printable import printable
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import NO_OUTPUT, StreamSize

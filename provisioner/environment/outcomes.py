@@ -13,12 +13,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import (
+    AgentError,
+    InfrastructureError,
+    LivenessLostError,
+    MachineLostError,
+    ProvisionerError,
+)
+from provisioner.base.models import Environment, Role, ScoreLogEntry
+from provisioner.base.printable import beginning
 from provisioner.clouds.cloud import TerminationReason
-from provisioner.errors import AgentError, InfrastructureError, LivenessLostError, MachineLostError, ProvisionerError
 from provisioner.family.scores import NO_FAILURES
-from provisioner.models import Environment, Role, ScoreLogEntry
-from provisioner.printable import beginning
 from provisioner.session import Session
 
 # Stands for the console of each machine.

@@ -5,17 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from provisioner.clock import now
-from provisioner.clouds.registry import not_priced
-from provisioner.clouds.sizing import MINIMUM_DISK_GIB
-from provisioner.costs.prices import CostLine, cost, worst_hourly
-from provisioner.errors import ShortageError, UnavailableError
-from provisioner.family.check import Checked
-from provisioner.family.env_file import check_required, required_of_env_file
-from provisioner.family.loader import TaskFamily
-from provisioner.family.setup_data import require_task
-from provisioner.images import build
-from provisioner.models import (
+from provisioner.base.clock import TEARDOWN, now
+from provisioner.base.errors import ShortageError, UnavailableError
+from provisioner.base.models import (
     Destination,
     Environment,
     MachineRecord,
@@ -26,8 +18,15 @@ from provisioner.models import (
     SetupData,
     TaskSetup,
 )
+from provisioner.clouds.registry import not_priced
+from provisioner.clouds.sizing import MINIMUM_DISK_GIB
+from provisioner.costs.prices import CostLine, cost, worst_hourly
+from provisioner.family.check import Checked
+from provisioner.family.env_file import check_required, required_of_env_file
+from provisioner.family.loader import TaskFamily
+from provisioner.family.setup_data import require_task
+from provisioner.images import build
 from provisioner.session import Session
-from provisioner.ttl import TEARDOWN
 
 # Only a configuration's own machines have neighbours.
 _LESS = "Ask for less in cpus and memory_gb of the machines, or wait until others have ended."

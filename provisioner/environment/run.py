@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from provisioner.best_effort import best_effort
+from provisioner.base.errors import ProvisionerError
+from provisioner.base.models import Destination, Environment, Phase, ScoreLogEntry
+from provisioner.base.progress import best_effort
 from provisioner.environment import operations
 from provisioner.environment.agent import AgentCommand, run_agent
 from provisioner.environment.lifecycle import (
@@ -15,11 +17,9 @@ from provisioner.environment.lifecycle import (
     open_driver,
     score,
 )
-from provisioner.errors import ProvisionerError
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
 from provisioner.machines.launch import kept_words, looked_after, record_breakdown, tell_of_destruction
-from provisioner.models import Destination, Environment, Phase, ScoreLogEntry
 from provisioner.session import Phases, Session
 
 

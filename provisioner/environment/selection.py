@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from provisioner.best_effort import best_effort
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import DamagedRecordError, UsageError
+from provisioner.base.models import Environment
+from provisioner.base.progress import best_effort
 from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.costs.ledger import Entry
-from provisioner.errors import DamagedRecordError, UsageError
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.files import is_locked
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 from datetime import timedelta
 
-from provisioner.best_effort import best_effort
-from provisioner.clock import now
+from provisioner.base.clock import format_duration, now
+from provisioner.base.errors import DamagedRecordError, HostError, UsageError
+from provisioner.base.models import Environment
+from provisioner.base.progress import best_effort
 from provisioner.environment import lifecycle
-from provisioner.errors import DamagedRecordError, HostError, UsageError
 from provisioner.machines import boot
 from provisioner.machines.claims import environment_lock
 from provisioner.machines.create import record_environment
 from provisioner.machines.launch import Create, create_alone, launched, looked_after
-from provisioner.models import Environment
 from provisioner.session import Phases, Session
 from provisioner.store.environments import new_id
 from provisioner.store.files import is_locked
 from provisioner.store.snapshots import Snapshot, SnapshotStore
-from provisioner.ttl import format_duration
 
 # A copy's timer continues with the time that the frozen machine had left, until the copy gets its own time to live.
 LEAST_LEFT = timedelta(minutes=5)

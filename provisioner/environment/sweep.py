@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
-from provisioner.best_effort import describe
-from provisioner.clock import elapsed, now
+from provisioner.base.clock import MAX_TTL, TEARDOWN, elapsed, format_duration, now
+from provisioner.base.models import Environment, Record
+from provisioner.base.progress import describe
 from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import snapshots
@@ -21,11 +22,9 @@ from provisioner.environment.selection import launches
 from provisioner.machines.claims import destruction_lock
 from provisioner.machines.create import discard_unused_stacks
 from provisioner.machines.destroy import clear_away
-from provisioner.models import Environment, Record
 from provisioner.session import Session
 from provisioner.store.files import is_locked
 from provisioner.store.snapshots import SnapshotStore
-from provisioner.ttl import MAX_TTL, TEARDOWN, format_duration
 
 # Between marking and removing: longer than an environment is without its lease or its record while it changes.
 PASS_SECONDS = 5.0

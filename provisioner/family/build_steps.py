@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from provisioner import strict_json
-from provisioner.errors import TaskFamilyError, explained
+from provisioner.base import strict_json
+from provisioner.base.errors import TaskFamilyError, explained
+from provisioner.base.models import BuildStep, FileBuildStep, ShellBuildStep
+from provisioner.base.validation import shown
 from provisioner.family.files import is_skipped, list_files
-from provisioner.models import BuildStep, FileBuildStep, ShellBuildStep
-from provisioner.validation import shown
 
 FILE_NAME = "build_steps.json"
 # Installs a module before the family's own is imported.

@@ -9,7 +9,8 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from provisioner.errors import FAMILIES_PAGE, MissingVariablesError, TaskFamilyError
+from provisioner.base.errors import FAMILIES_PAGE, MissingVariablesError, TaskFamilyError
+from provisioner.base.validation import listed
 from provisioner.family.build_steps import FILE_NAME, load_build_steps
 from provisioner.family.findings import (
     RULES_PAGE,
@@ -28,7 +29,6 @@ from provisioner.family.loader import TaskFamily, load_family, locate_family
 from provisioner.family.manifest import FILE_NAMES, load_manifest
 from provisioner.family.setup_data import unknown_task
 from provisioner.family.source import check_module, read_source
-from provisioner.validation import listed
 
 # At most so many findings of each kind of check: a longer list helps no reader.
 MAXIMUM_OF_A_KIND = 200

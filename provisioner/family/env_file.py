@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dotenv.parser import Binding, parse_stream
 
-from provisioner.errors import MissingVariablesError, UsageError
-from provisioner.models import TaskSetup
+from provisioner.base.errors import MissingVariablesError, UsageError
+from provisioner.base.models import TaskSetup
 
 # Supplied by us to a task that lists them and has an aux VM (Task Standard, "Auxiliary virtual machines").
 AUX_VM_VARIABLES = ("VM_SSH_USERNAME", "VM_SSH_PRIVATE_KEY", "VM_IP_ADDRESS")

@@ -18,8 +18,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
-from provisioner.errors import TaskFamilyError
-from provisioner.validation import shown
+from provisioner.base.errors import TaskFamilyError
+from provisioner.base.validation import shown
 
 MAXIMUM_GLOBS = 100
 MAXIMUM_CHARACTERS = 200

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from provisioner.base.models import FileBuildStep
+from provisioner.base.printable import beginning, printable
+from provisioner.base.validation import shown
 from provisioner.family.build_steps import PIP_STEP
 from provisioner.family.env_file import AUX_VM_VARIABLES
 from provisioner.family.files import matching
@@ -21,9 +24,6 @@ from provisioner.family.loader import TaskFamily
 from provisioner.family.manifest import FILE_NAMES
 from provisioner.family.setup_data import closest
 from provisioner.family.source import ATTRIBUTES, FUNCTIONS, FamilySource, FunctionNode, kind_of, strings
-from provisioner.models import FileBuildStep
-from provisioner.printable import beginning, printable
-from provisioner.validation import shown
 
 Level = Literal["error", "warning"]
 Rule = Literal[

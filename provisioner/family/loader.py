@@ -10,13 +10,13 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
-from provisioner.errors import TaskFamilyError, explained
+from provisioner.base.errors import TaskFamilyError, explained
+from provisioner.base.models import BuildStep, Role, ShellBuildStep
+from provisioner.base.validation import shown
 from provisioner.family.build_steps import load_build_steps, with_reads
 from provisioner.family.files import list_files, matching
 from provisioner.family.manifest import Manifest, load_manifest
 from provisioner.family.source import check_module
-from provisioner.models import BuildStep, Role, ShellBuildStep
-from provisioner.validation import shown
 
 MAXIMUM_NAME_CHARACTERS = 64
 # Of a directory in which a family may be meant that a path does not name.

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from provisioner import strict_yaml
-from provisioner.errors import TaskFamilyError, explained
+from provisioner.base import strict_yaml
+from provisioner.base.errors import TaskFamilyError, explained
+from provisioner.base.models import MAXIMUM_VERSION_CHARACTERS, PrimaryDistribution
+from provisioner.base.validation import lines_of, listed
 from provisioner.family.files import MAXIMUM_GLOBS, check_glob
-from provisioner.models import MAXIMUM_VERSION_CHARACTERS, PrimaryDistribution
-from provisioner.validation import lines_of, listed
 
 FILE_NAMES = ("manifest.yaml", "manifest.yml")
 MAXIMUM_BYTES = 1 << 20

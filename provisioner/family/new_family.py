@@ -10,10 +10,10 @@ from pathlib import Path
 from jinja2 import Environment as Jinja
 from jinja2 import FileSystemLoader, StrictUndefined
 
-from provisioner import package_data
-from provisioner.errors import TaskFamilyError
+from provisioner.base.config import data_directory
+from provisioner.base.errors import TaskFamilyError
+from provisioner.base.validation import shown
 from provisioner.family.loader import family_name
-from provisioner.validation import shown
 
 _TEMPLATES = "family"
 _AUX_FILES = ("aux/number.service", "aux/number.txt")
@@ -69,7 +69,7 @@ def _new_name(path: Path) -> str:
 
 
 def _texts(name: str, *, aux: bool, intermediate: bool) -> dict[str, str]:
-    directory = package_data.directory("templates") / _TEMPLATES
+    directory = data_directory("templates") / _TEMPLATES
     jinja = Jinja(  # noqa: S701 - it renders Python, YAML and Markdown, not HTML
         loader=FileSystemLoader(directory),
         undefined=StrictUndefined,

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from provisioner.models import Record
-from provisioner.validation import shown
+from provisioner.base.models import Record
+from provisioner.base.validation import shown
 
 MAXIMUM_NAME_CHARACTERS = 128
 MAXIMUM_MESSAGE_CHARACTERS = 4096

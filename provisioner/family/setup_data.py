@@ -9,12 +9,12 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any, get_args
 
-from provisioner.errors import TaskFamilyError, UsageError, explained
+from provisioner.base.errors import TaskFamilyError, UsageError, explained
+from provisioner.base.models import Architecture, AuxDistribution, GpuSpec, SetupData, TaskSetup, VMSpec
+from provisioner.base.printable import printable
+from provisioner.base.validation import listed, shown
 from provisioner.family.build_steps import is_unicode, parse_build_steps
 from provisioner.family.env_file import is_variable_name
-from provisioner.models import Architecture, AuxDistribution, GpuSpec, SetupData, TaskSetup, VMSpec
-from provisioner.printable import printable
-from provisioner.validation import listed, shown
 
 MAXIMUM_MODEL_CHARACTERS = 64
 

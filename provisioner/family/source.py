@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from provisioner.errors import TaskFamilyError, explained
+from provisioner.base.errors import TaskFamilyError, explained
 
 CLASS_NAME = "TaskFamily"
 MAXIMUM_BYTES = 4 << 20

@@ -11,10 +11,11 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import UnavailableError
+from provisioner.base.models import BaseImage, MachineSize, SetupData, VMSpec
 from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.driver.task_driver import TaskDriver
-from provisioner.errors import UnavailableError
 from provisioner.family.build_steps import check_build_steps
 from provisioner.family.loader import TaskFamily
 from provisioner.images.builder import Builder, build, look_into
@@ -44,7 +45,6 @@ from provisioner.images.provisioning import (
     send_other_files,
 )
 from provisioner.machines.create import aux_user
-from provisioner.models import BaseImage, MachineSize, SetupData, VMSpec
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.files import write_atomically

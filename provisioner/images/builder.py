@@ -11,16 +11,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import ImageBuildError, MachineLostError, TaskError, TaskFamilyError
+from provisioner.base.models import BaseImage, Environment, MachineRecord, TaskSetup
+from provisioner.base.printable import last_lines
 from provisioner.clouds.guest_files import SENT
 from provisioner.driver.task_driver import TaskDriver
-from provisioner.errors import ImageBuildError, MachineLostError, TaskError, TaskFamilyError
 from provisioner.images.provisioning import SECRET_SCAN_MIN_LENGTH, WITHOUT_SECRETS
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
 from provisioner.machines.launch import launched, looked_after
-from provisioner.models import BaseImage, Environment, MachineRecord, TaskSetup
-from provisioner.printable import last_lines
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.environments import new_id

@@ -17,17 +17,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from provisioner.best_effort import describe
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import CapacityError, ImageBuildError, InfrastructureError, TaskFamilyError, UsageError
+from provisioner.base.models import BuildStep, Environment, VMSpec
+from provisioner.base.printable import beginning, printable
+from provisioner.base.progress import describe
 from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.driver.task_driver import TaskDriver
-from provisioner.errors import CapacityError, ImageBuildError, InfrastructureError, TaskFamilyError, UsageError
 from provisioner.family.files import digest_files
 from provisioner.family.loader import TaskFamily
 from provisioner.images.builder import Builder, build, secrets_in
 from provisioner.images.provisioning import Account, read_packages, run_steps
-from provisioner.models import BuildStep, Environment, VMSpec
-from provisioner.printable import beginning, printable
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.images import MAXIMUM_INPUT_FILES, Image, Inputs, Kind

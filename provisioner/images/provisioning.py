@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from provisioner.base.errors import ImageBuildError, TaskError, raised_in
+from provisioner.base.models import BaseImage, BuildStep, FileBuildStep, Role, SetupData, ShellBuildStep
+from provisioner.base.printable import beginning, last_lines, printable
+from provisioner.base.validation import shown
 from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, guest_programs, packages
 from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.copying.transfer import Fill, send_archive, send_input
 from provisioner.driver.output_tee import OutputTee
 from provisioner.driver.task_driver import TaskDriver
-from provisioner.errors import ImageBuildError, TaskError, raised_in
 from provisioner.family.files import digest_files, list_files
 from provisioner.family.loader import TaskFamily
 from provisioner.family.setup_data import parse_setup_data
-from provisioner.models import BaseImage, BuildStep, FileBuildStep, Role, SetupData, ShellBuildStep
-from provisioner.printable import beginning, last_lines, printable
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.images import MAXIMUM_STATUS_BYTES, STATUS, installed_packages
-from provisioner.validation import shown
 
 HOME = "/root"
 # Shorter values would match by accident.

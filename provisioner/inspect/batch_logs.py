@@ -31,13 +31,13 @@ from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageUser,
 from inspect_ai.scorer import Score
 from pydantic import JsonValue
 
+from provisioner.base.clock import elapsed
+from provisioner.base.printable import printable, printable_lines
 from provisioner.batch.means import mean
 from provisioner.batch.records import Batch
 from provisioner.batch.report.evidence import Evidence
 from provisioner.batch.results import OUTCOMES, Row
-from provisioner.clock import elapsed
 from provisioner.costs.prices import MICRO
-from provisioner.printable import printable, printable_lines
 
 SCORER = "provisioner"
 # Inspect's models are named PROVIDER/NAME.

@@ -21,9 +21,9 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from provisioner.errors import Interrupted
-from provisioner.printable import beginning, printable
-from provisioner.progress import Progress
+from provisioner.base.errors import Interrupted
+from provisioner.base.printable import beginning, printable
+from provisioner.base.progress import Progress
 
 # The loop's own threads are 40, and shared with Inspect; ours mostly wait for a machine.
 CALLS_AT_ONCE = 256

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import click
 
-from provisioner.best_effort import best_effort, describe
+from provisioner.base.config import load_settings
+from provisioner.base.errors import InfrastructureError, ProvisionerError, UsageError
+from provisioner.base.models import Environment
+from provisioner.base.printable import printable
+from provisioner.base.progress import best_effort, describe
 from provisioner.clouds.registry import Where, open_cloud
-from provisioner.config import load_settings
 from provisioner.environment import lifecycle, snapshots
 from provisioner.environment.selection import Selection, launches, select_for_destroy
-from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
 from provisioner.inspect.configuration import Configuration
 from provisioner.inspect.evals import BATCH_PREFIX, Origin
 from provisioner.inspect.failures import hint_of
 from provisioner.inspect.sample import Ending, SampleMachines, open_session
-from provisioner.models import Environment
-from provisioner.printable import printable
 from provisioner.session import Session
 from provisioner.store.files import is_locked
 from provisioner.store.snapshots import SnapshotStore

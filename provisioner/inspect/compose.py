@@ -22,14 +22,14 @@ from typing import Any
 
 from inspect_ai.util import ComposeConfig, ComposeService, is_compose_yaml, is_dockerfile
 
-from provisioner import child_environment, strict_json, strict_yaml
+from provisioner.base import child_environment, strict_json, strict_yaml
+from provisioner.base.errors import HostError, UsageError
+from provisioner.base.printable import encodable, last_lines
+from provisioner.base.validation import shown
 from provisioner.clouds.local.host import DEBIAN_13_KEYS
 from provisioner.clouds.local.images import sources
-from provisioner.errors import HostError, UsageError
-from provisioner.printable import encodable, last_lines
 from provisioner.store.files import locked, write_atomically
 from provisioner.store.home import Home
-from provisioner.validation import shown
 
 # As Inspect's docker sandbox wants.
 LEAST_VERSION = (2, 21)

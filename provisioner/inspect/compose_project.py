@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provisioner.errors import UsageError
+from provisioner.base.errors import UsageError
+from provisioner.base.validation import listed, shown
 from provisioner.family.files import MAXIMUM_TOTAL_BYTES
 from provisioner.inspect.compose import MAXIMUM_BYTES, PROJECT, ComposeFile, resolve
-from provisioner.validation import listed, shown
 
 # Where the machine has what was copied, and what Compose reads.
 DIRECTORY = "/opt/sandbox"

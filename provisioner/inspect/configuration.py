@@ -30,14 +30,14 @@ from pydantic import (
     model_validator,
 )
 
-from provisioner import strict_yaml
+from provisioner.base import strict_yaml
+from provisioner.base.clock import checked_ttl, parse_duration
+from provisioner.base.errors import UsageError
+from provisioner.base.models import NOT_MACHINES, Role
+from provisioner.base.validation import Location, dotted, lines_of, listed, shown
 from provisioner.environment.allowlist import parse_destination
-from provisioner.errors import UsageError
 from provisioner.inspect.blocking import is_new
 from provisioner.inspect.compose import EXTENSION, is_compose, is_url, read
-from provisioner.models import NOT_MACHINES, Role
-from provisioner.ttl import checked_ttl, parse_duration
-from provisioner.validation import Location, dotted, lines_of, listed, shown
 
 # Inspect's docker provider replaces the same form, from the sample's metadata.
 REFERENCE = re.compile(r"\$\{SAMPLE_METADATA_([A-Z0-9_]+)\}")

@@ -26,9 +26,9 @@ from inspect_ai import Task
 from inspect_ai.hooks import Hooks, TaskEnd, TaskStart, hooks
 from inspect_ai.util import SandboxEnvironmentConfigType, registry_info
 
+from provisioner.base.clock import DEFAULT_TTL, MAX_TTL, checked_ttl, format_duration, parse_duration
 from provisioner.inspect.compose import is_compose
 from provisioner.inspect.configuration import VARIABLE, Configuration, file_beside
-from provisioner.ttl import DEFAULT_TTL, MAX_TTL, checked_ttl, format_duration, parse_duration
 
 if TYPE_CHECKING:
     from inspect_ai._util.error import PrerequisiteError

@@ -9,9 +9,9 @@ import contextlib
 
 from pydantic import JsonValue
 
+from provisioner.base.models import Environment
 from provisioner.costs.prices import MICRO
 from provisioner.inspect.sample import Ending, SampleMachines
-from provisioner.models import Environment
 from provisioner.recording import isolation
 from provisioner.session import Session
 

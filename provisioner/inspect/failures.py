@@ -24,8 +24,8 @@ from inspect_ai.util import (
 )
 from rich.markup import escape
 
-from provisioner.clock import now
-from provisioner.errors import (
+from provisioner.base.clock import now
+from provisioner.base.errors import (
     CommandTimeoutError,
     Interrupted,
     MachineLostError,
@@ -33,9 +33,9 @@ from provisioner.errors import (
     Setting,
     TaskError,
 )
+from provisioner.base.printable import beginning, first_and_last_lines, printable, printable_lines
+from provisioner.base.redaction import Redactor
 from provisioner.inspect.evals import PrerequisiteError
-from provisioner.printable import beginning, first_and_last_lines, printable, printable_lines
-from provisioner.redaction import Redactor
 from provisioner.ssh.exchange import CANNOT_EXECUTE, BoundedBuffer, Completed
 from provisioner.store.files import write_atomically
 from provisioner.store.home import Home

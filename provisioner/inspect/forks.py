@@ -20,16 +20,15 @@ import anyio
 import anyio.lowlevel
 from inspect_ai.hooks import Hooks, SampleEnd, TaskEnd, TaskStart, hooks
 
-from provisioner.best_effort import describe
-from provisioner.clock import now
+from provisioner.base.clock import TEARDOWN, now
+from provisioner.base.errors import BudgetError, CapacityError, ProvisionerError, ShortageError, UsageError
+from provisioner.base.progress import describe
 from provisioner.costs.ledger import LatestEnds
 from provisioner.environment import snapshots
-from provisioner.errors import BudgetError, CapacityError, ProvisionerError, ShortageError, UsageError
 from provisioner.inspect.blocking import end, launch, look
 from provisioner.inspect.evals import Origin
 from provisioner.inspect.sample import SampleMachines
 from provisioner.session import Session
-from provisioner.ttl import TEARDOWN
 
 PAUSE_SECONDS = 5.0
 

@@ -27,8 +27,9 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from provisioner import strict_json
-from provisioner.errors import TaskFamilyError, UsageError
+from provisioner.base import strict_json
+from provisioner.base.errors import TaskFamilyError, UsageError
+from provisioner.base.validation import shown
 from provisioner.family.build_steps import load_build_steps
 from provisioner.family.files import MAXIMUM_TOTAL_BYTES, list_files
 from provisioner.family.loader import TaskFamily, load_family
@@ -36,7 +37,6 @@ from provisioner.images.provisioning import part
 from provisioner.inspect.compose import is_url, read
 from provisioner.inspect.compose_project import DIRECTORY, Project, full_name, short_name, translated
 from provisioner.inspect.configuration import Configuration, Machine, Pairs, by_reference
-from provisioner.validation import shown
 
 FAMILY = "sandbox"
 TASK = "machine"

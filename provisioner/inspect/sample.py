@@ -14,15 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from provisioner.clock import now
-from provisioner.clouds.cloud import Cloud
-from provisioner.clouds.registry import Where, open_cloud
-from provisioner.config import Settings, load_settings
-from provisioner.costs.ledger import Spending
-from provisioner.environment import lifecycle, outcomes, planning, snapshots
-from provisioner.environment.allowlist import parse_destination, resolve
-from provisioner.environment.operations import IntermediateScore
-from provisioner.errors import (
+from provisioner.base.clock import now
+from provisioner.base.config import Settings, load_settings
+from provisioner.base.errors import (
     CommandTimeoutError,
     Interrupted,
     MachineLostError,
@@ -32,6 +26,14 @@ from provisioner.errors import (
     TaskError,
     UsageError,
 )
+from provisioner.base.models import Destination, Environment, Phase, Role
+from provisioner.base.printable import printable
+from provisioner.clouds.cloud import Cloud
+from provisioner.clouds.registry import Where, open_cloud
+from provisioner.costs.ledger import Spending
+from provisioner.environment import lifecycle, outcomes, planning, snapshots
+from provisioner.environment.allowlist import parse_destination, resolve
+from provisioner.environment.operations import IntermediateScore
 from provisioner.family.check import refuse_mistakes
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
@@ -47,8 +49,6 @@ from provisioner.inspect.services import MEMORY_SECONDS, MOST_SENTENCES, Watch, 
 from provisioner.machines.apply_batcher import ApplyBatcher, host_slots
 from provisioner.machines.claims import environment_lock
 from provisioner.machines.connect import connect
-from provisioner.models import Destination, Environment, Phase, Role
-from provisioner.printable import printable
 from provisioner.session import Phases, Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.files import Leases

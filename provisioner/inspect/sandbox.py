@@ -25,9 +25,17 @@ from inspect_ai.util import (
 )
 from pydantic import BaseModel
 
-from provisioner.best_effort import describe
+from provisioner.base.errors import (
+    CommandTimeoutError,
+    Interrupted,
+    MachineLostError,
+    NotStartedError,
+    ProvisionerError,
+)
+from provisioner.base.models import Environment, Role
+from provisioner.base.printable import encodable
+from provisioner.base.progress import describe
 from provisioner.clouds.local.sizing import available_memory_gib
-from provisioner.errors import CommandTimeoutError, Interrupted, MachineLostError, NotStartedError, ProvisionerError
 from provisioner.inspect import clean_up, evals, evidence, forks
 from provisioner.inspect.blocking import call, end, is_new, launch, look, prepare, reporting, shorten_collections
 from provisioner.inspect.compose import METADATA
@@ -65,8 +73,6 @@ from provisioner.inspect.services import (
     write_file,
 )
 from provisioner.machines.create import aux_user
-from provisioner.models import Environment, Role
-from provisioner.printable import encodable
 from provisioner.ssh.connection import HANDSHAKE_SECONDS, Connection
 from provisioner.ssh.exchange import Completed
 

@@ -18,14 +18,14 @@ from inspect_ai.tool import Tool, ToolError, ToolSource, tool
 from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError, StoreModel, sandbox, store_as
 from pydantic import Field
 
+from provisioner.base.errors import AgentError, SubmissionError, TaskError
+from provisioner.base.printable import encodable
 from provisioner.environment.operations import SUBMISSION
-from provisioner.errors import AgentError, SubmissionError, TaskError
 from provisioner.family.scores import ScoreResult
 from provisioner.inspect import blocking
 from provisioner.inspect.failures import LossError, full_message, in_full, unavailable
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox
-from provisioner.printable import encodable
 
 SUBMIT = "submit"
 # The metadata of a score of 0 for an agent that left its machine so that nothing can be scored.

@@ -19,18 +19,18 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from provisioner import strict_json
-from provisioner.errors import CommandTimeoutError
+from provisioner.base import strict_json
+from provisioner.base.errors import CommandTimeoutError
+from provisioner.base.models import Role
+from provisioner.base.printable import beginning, last_lines, printable, printable_lines
+from provisioner.base.validation import lines_of, shown
 from provisioner.inspect.compose import PROJECT
 from provisioner.inspect.compose_project import DIRECTORY, SLICE, Project
 from provisioner.inspect.configuration import Machine
 from provisioner.inspect.failures import NotUpError
-from provisioner.models import Role
-from provisioner.printable import beginning, last_lines, printable, printable_lines
 from provisioner.ssh.calls import SMALL_CALL_SECONDS, Calls
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import Completed, transfer_seconds
-from provisioner.validation import lines_of, shown
 
 # Health checks bound it by themselves: a service that stays unhealthy ends the wait.
 START_SECONDS = 1800

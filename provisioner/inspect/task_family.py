@@ -22,8 +22,11 @@ from inspect_ai.tool import Tool, ToolCall, ToolSource, bash, python
 from inspect_ai.util import SandboxEnvironmentSpec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from provisioner import strict_yaml
-from provisioner.errors import UsageError
+from provisioner.base import strict_yaml
+from provisioner.base.errors import UsageError
+from provisioner.base.models import SetupData
+from provisioner.base.signals import Interrupts
+from provisioner.base.validation import lines_of, listed
 from provisioner.family.check import refuse_mistakes
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.images import build
@@ -33,10 +36,7 @@ from provisioner.inspect.evals import Origin, absolute
 from provisioner.inspect.failures import before_samples, full_message
 from provisioner.inspect.sample import CHECKED, open_session
 from provisioner.inspect.scoring import SUBMIT, ScoringTools, begin, check_expected_score, score_metr_task
-from provisioner.models import SetupData
 from provisioner.session import Session
-from provisioner.signals import Interrupts
-from provisioner.validation import lines_of, listed
 
 
 class FamilySamples:

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
+from provisioner.base.models import Role
 from provisioner.isolation.probes import CanaryPorts
-from provisioner.models import Role
 
 # A machine's probe sends its word at once.
 VISIT_SECONDS = 2.0

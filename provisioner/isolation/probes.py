@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from provisioner.errors import IsolationError
-from provisioner.models import Environment, ProbeResult, Role
-from provisioner.validation import shown
+from provisioner.base.errors import IsolationError
+from provisioner.base.models import Environment, ProbeResult, Role
+from provisioner.base.validation import shown
 
 User = Literal["root", "agent"]
 

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from provisioner.best_effort import best_effort, describe
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import IsolationError, MachineLostError, ProvisionerError
+from provisioner.base.models import Environment, ProbeResult, Role
+from provisioner.base.progress import best_effort, describe
+from provisioner.base.redaction import Redactor
 from provisioner.clouds.guest_files import SENT
-from provisioner.errors import IsolationError, MachineLostError, ProvisionerError
 from provisioner.isolation import probes
 from provisioner.isolation.canary import Canary
 from provisioner.isolation.probes import Questions, evaluate
 from provisioner.machines.connect import on_all_machines
-from provisioner.models import Environment, ProbeResult, Role
 from provisioner.recording.isolation import DETAIL_CHARACTERS, MOST_DIFFERENCES, PROOF, Answer, Proof, clean
-from provisioner.redaction import Redactor
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.files import write_atomically

@@ -12,9 +12,9 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from provisioner.errors import CapacityError, Interrupted, ProvisionerError, TerraformError
+from provisioner.base.errors import CapacityError, Interrupted, ProvisionerError, TerraformError
+from provisioner.base.models import Environment
 from provisioner.machines.create import create_machines
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import new_id
 

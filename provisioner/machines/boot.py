@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from provisioner.base.errors import MachineLostError, TaskError
+from provisioner.base.models import Environment, Role
+from provisioner.base.printable import last_lines
 from provisioner.clouds.guest_files import GUEST
-from provisioner.errors import MachineLostError, TaskError
 from provisioner.machines.connect import on_all_machines
-from provisioner.models import Environment, Role
-from provisioner.printable import last_lines
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.keys import Login

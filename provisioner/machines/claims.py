@@ -8,17 +8,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from provisioner.best_effort import SURVIVABLE, best_effort
-from provisioner.clock import now
+from provisioner.base.clock import TEARDOWN, now
+from provisioner.base.errors import ProvisionerError
+from provisioner.base.models import Environment
+from provisioner.base.progress import SURVIVABLE, best_effort
 from provisioner.costs.ledger import Entry
 from provisioner.costs.prices import cost_between, worst_hourly
-from provisioner.errors import ProvisionerError
 from provisioner.machines.connect import readmit
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import refuse_ending
 from provisioner.store.files import locked
-from provisioner.ttl import TEARDOWN
 
 DESTRUCTION_WAIT_SECONDS = 60.0
 

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
-from provisioner.clock import now
-from provisioner.errors import MachineLostError
+from provisioner.base.clock import now
+from provisioner.base.errors import MachineLostError
+from provisioner.base.models import Environment, Role
+from provisioner.base.progress import Progress
 from provisioner.machines.create import create_shared_network
-from provisioner.models import Environment, Role
-from provisioner.progress import Progress
 from provisioner.session import Session
 from provisioner.ssh.calls import SOCKET, Calls
 from provisioner.ssh.connection import Connection

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from provisioner.base.errors import CapacityError, InfrastructureError, TerraformError
+from provisioner.base.models import Distribution, Endpoint, Environment, Role
 from provisioner.clouds.cloud import UNFINISHED, StackValues
-from provisioner.errors import CapacityError, InfrastructureError, TerraformError
-from provisioner.models import Distribution, Endpoint, Environment, Role
 from provisioner.session import Session
 from provisioner.ssh.keys import KeyPair, ed25519_key_pair, rsa_key_pair
 from provisioner.store.files import locked, write_atomically

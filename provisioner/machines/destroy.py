@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-from provisioner.best_effort import SURVIVABLE, best_effort, best_effort_within, describe
-from provisioner.clock import now
-from provisioner.errors import InfrastructureError, ProvisionerError, StillThereError
+from provisioner.base.clock import now
+from provisioner.base.errors import InfrastructureError, ProvisionerError, StillThereError
+from provisioner.base.models import Environment, Status
+from provisioner.base.progress import SURVIVABLE, best_effort, best_effort_within, describe
 from provisioner.machines import claims
 from provisioner.machines.connect import end_kept
 from provisioner.machines.create import stack_of
 from provisioner.machines.recordings import is_archived, keep_captures, keep_logs, sealed
-from provisioner.models import Environment, Status
 from provisioner.session import Session
 
 # EC2 API reference, "Eventual consistency": seconds, as a rule.

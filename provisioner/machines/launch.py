@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Concatenate, ParamSpec, TypeVar
 
-from provisioner.best_effort import best_effort, describe
-from provisioner.clock import now
-from provisioner.errors import ProvisionerError
+from provisioner.base.clock import now
+from provisioner.base.errors import ProvisionerError
+from provisioner.base.models import Breakdown, Environment
+from provisioner.base.progress import best_effort, describe
 from provisioner.machines.claims import creation_lock, destruction_lock, reserve
 from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import clear_away
-from provisioner.models import Breakdown, Environment
 from provisioner.session import Session
 from provisioner.store.files import Leases
 

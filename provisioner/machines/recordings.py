@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from provisioner.best_effort import best_effort, best_effort_within
+from provisioner.base.models import Environment, Role
+from provisioner.base.progress import best_effort, best_effort_within
 from provisioner.clouds.cloud import Capture
 from provisioner.machines.connect import on_all_machines
 from provisioner.machines.create import stack_of
-from provisioner.models import Environment, Role
 from provisioner.recording import isolation, manifest, packets
 from provisioner.recording.manifest import unsealed
 from provisioner.session import Session

@@ -18,11 +18,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from provisioner import strict_json
-from provisioner.clock import now
-from provisioner.printable import beginning, encodable
+from provisioner.base import strict_json
+from provisioner.base.clock import now
+from provisioner.base.printable import beginning, encodable
+from provisioner.base.redaction import Redactor
 from provisioner.recording.manifest import unsealed
-from provisioner.redaction import Redactor
 
 CALLS = "calls.jsonl"
 # However many processes write. Calls are the controller's, except under Inspect, where a model decides how many.

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from provisioner import strict_json
-from provisioner.printable import encodable
+from provisioner.base import strict_json
+from provisioner.base.printable import encodable
+from provisioner.base.redaction import Redactor
 from provisioner.recording.calls import CALLS, append
 from provisioner.recording.manifest import unsealed
-from provisioner.redaction import Redactor
 
 SUFFIX = ".cast"
 LIMIT_BYTES = 16 << 20

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from provisioner import strict_json
-from provisioner.models import Record, Role
-from provisioner.printable import beginning, printable
+from provisioner.base import strict_json
+from provisioner.base.models import Record, Role
+from provisioner.base.printable import beginning, printable
+from provisioner.base.redaction import Redactor
 from provisioner.recording.manifest import read
-from provisioner.redaction import Redactor
 
 PROOF = "isolation.json"
 # A proof of the most machines and the longest allowlist, whose details are the worst, has about 6 MB.

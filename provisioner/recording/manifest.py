@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from provisioner import strict_json
-from provisioner.models import Record
+from provisioner.base import strict_json
+from provisioner.base.models import Record
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20

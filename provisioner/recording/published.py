@@ -18,11 +18,11 @@ from typing import IO, Any
 
 from pydantic import ValidationError
 
-from provisioner import strict_json
-from provisioner.printable import beginning, printable
+from provisioner.base import strict_json
+from provisioner.base.printable import beginning, printable
+from provisioner.base.validation import lines_of, shown
 from provisioner.recording import isolation
 from provisioner.recording.manifest import MANIFEST, Manifest, added, load, problems
-from provisioner.validation import lines_of, shown
 
 RESULTS_BYTES = 256 << 20
 ROW_BYTES = 16 << 20

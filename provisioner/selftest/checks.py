@@ -13,16 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import HostError, InfrastructureError, ProvisionerError, ShortageError
+from provisioner.base.models import Destination, Environment
+from provisioner.base.signals import wait
 from provisioner.environment import lifecycle, planning
-from provisioner.errors import HostError, InfrastructureError, ProvisionerError, ShortageError
 from provisioner.family.loader import TaskFamily
 from provisioner.machines.apply_batcher import ApplyBatcher, host_slots
 from provisioner.machines.connect import connect
 from provisioner.machines.launch import looked_after, tell_of_destruction
-from provisioner.models import Destination, Environment
 from provisioner.session import Phases, Session
-from provisioner.signals import wait
 from provisioner.store.environments import new_id
 from provisioner.terraform import process
 

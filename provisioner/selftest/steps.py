@@ -15,17 +15,17 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 
+from provisioner.base.clock import TEARDOWN
+from provisioner.base.errors import BudgetError, ProvisionerError
+from provisioner.base.models import Destination, Record
+from provisioner.base.printable import printable_lines
+from provisioner.base.progress import Progress
 from provisioner.costs.prices import MICRO, cost, dollars, hourly
 from provisioner.environment.planning import Forecast, forecast
-from provisioner.errors import BudgetError, ProvisionerError
 from provisioner.family.loader import TaskFamily, load_family
-from provisioner.models import Destination, Record
-from provisioner.printable import printable_lines
-from provisioner.progress import Progress
 from provisioner.selftest import checks
 from provisioner.selftest.checks import ALL_COMBINATIONS, Combination
 from provisioner.session import Session
-from provisioner.ttl import TEARDOWN
 
 FAMILY = Path(__file__).parent / "family" / "selftest"
 # Short, as reservations count all of it, at full load. In a crowd, all of them are reserved at once.

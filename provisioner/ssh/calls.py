@@ -14,7 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, ClassVar, ParamSpec, Protocol, Self
 
-from provisioner.errors import CommandTimeoutError, MachineLostError, NotStartedError, ProvisionerError, TaskError
+from provisioner.base.errors import CommandTimeoutError, MachineLostError, NotStartedError, ProvisionerError, TaskError
+from provisioner.base.validation import shown
 from provisioner.recording.calls import Call, CallLog
 from provisioner.ssh import exchange, exec_frames
 from provisioner.ssh.exchange import (
@@ -29,7 +30,6 @@ from provisioner.ssh.exchange import (
     transfer_seconds,
 )
 from provisioner.ssh.exec_frames import ExecViolation
-from provisioner.validation import shown
 
 # The exec server's, in each machine.
 SOCKET = "/run/provisioner-exec/socket"

@@ -12,16 +12,16 @@ from collections.abc import Callable
 
 import paramiko
 
-from provisioner.errors import MachineLostError, ProvisionerError
-from provisioner.models import Endpoint
+from provisioner.base.errors import MachineLostError, ProvisionerError
+from provisioner.base.models import Endpoint
+from provisioner.base.signals import no_check
+from provisioner.base.validation import shown
 from provisioner.recording.calls import CallLog
-from provisioner.signals import no_check
 from provisioner.ssh.bounded_transport import BoundedTransport
 from provisioner.ssh.calls import Calls, Channel, refused
 from provisioner.ssh.exec_channel import close_call, open_call
 from provisioner.ssh.keys import Login
 from provisioner.ssh.namespaces import Sockets
-from provisioner.validation import shown
 
 # While a machine boots, a forwarded port accepts connections before the guest's sshd does, and a packet lost then is
 # repeated only seconds later. So new attempts start beside those that wait, ever more rarely: a busy machine's sshd may

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import IO, Protocol
 
-from provisioner.errors import CommandTimeoutError
-from provisioner.frames import frame
+from provisioner.base.errors import CommandTimeoutError
+from provisioner.base.frames import frame
 from provisioner.ssh.exec_frames import STDIN, STDIN_END, Answers, CallEnd, Stream
 
 OUTPUT_LIMIT_BYTES = 8 << 20

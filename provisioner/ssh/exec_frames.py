@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from provisioner import strict_json
-from provisioner.frames import Frames, frame
-from provisioner.printable import printable
+from provisioner.base import strict_json
+from provisioner.base.frames import Frames, frame
+from provisioner.base.printable import printable
 
 REQUEST, STDIN, STDIN_END = b"q", b"i", b"z"
 STARTED, STDOUT, STDERR, ALIVE, EXIT = b"s", b"o", b"e", b"a", b"x"

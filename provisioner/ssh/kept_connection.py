@@ -18,10 +18,10 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from provisioner import child_environment, unix_socket
-from provisioner.errors import ProvisionerError
+from provisioner.base import child_environment, unix_socket
+from provisioner.base.errors import ProvisionerError
+from provisioner.base.signals import no_check
 from provisioner.recording.calls import CallLog
-from provisioner.signals import no_check
 from provisioner.ssh.calls import Calls
 from provisioner.ssh.keys import Login
 from provisioner.ssh.openssh import CIPHERS, KEY_EXCHANGES, MACS, ssh_command

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from provisioner import child_environment
-from provisioner.printable import last_lines
+from provisioner.base import child_environment
+from provisioner.base.printable import last_lines
 
 PROGRAM = Path(__file__).with_name("namespace_program.py")
 # One process opens this many, as a machine that boots is tried many times.

@@ -11,14 +11,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from provisioner import strict_json
-from provisioner.best_effort import SURVIVABLE
-from provisioner.errors import DamagedRecordError, HostError, UsageError
-from provisioner.models import Endpoint, Environment, Role
+from provisioner.base import strict_json
+from provisioner.base.errors import DamagedRecordError, HostError, UsageError
+from provisioner.base.models import Endpoint, Environment, Role
+from provisioner.base.progress import SURVIVABLE
+from provisioner.base.validation import shown
 from provisioner.ssh.keys import KeyPair, Login
 from provisioner.store.files import is_locked, locked, remove_tree, sync, write_atomically
 from provisioner.store.home import Home
-from provisioner.validation import shown
 
 RECORD = "environment.json"
 # Locked while a record is read, changed and written, which takes milliseconds. A stopped process may hold it for good.

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO
 
-from provisioner import child_environment
+from provisioner.base import child_environment
 
 # How often a directory is removed in which another process still writes.
 REMOVALS = 5

@@ -12,10 +12,10 @@ from typing import Literal, TypeVar
 
 from pydantic import Field
 
-from provisioner import strict_json
-from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
-from provisioner.models import Record, SetupData
-from provisioner.progress import Progress
+from provisioner.base import strict_json
+from provisioner.base.errors import InfrastructureError, ProvisionerError, UsageError
+from provisioner.base.models import Record, SetupData
+from provisioner.base.progress import Progress
 from provisioner.store.files import disk_bytes, locked, remove_tree, write_atomically
 from provisioner.store.home import TEMPLATES, UNFINISHED, Home
 

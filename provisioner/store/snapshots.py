@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pydantic import AwareDatetime
 
-from provisioner import strict_json
-from provisioner.errors import InfrastructureError, UsageError
-from provisioner.models import Environment, Record, Role
+from provisioner.base import strict_json
+from provisioner.base.errors import InfrastructureError, UsageError
+from provisioner.base.models import Environment, Record, Role
 from provisioner.ssh.keys import KeyPair
 from provisioner.store.files import disk_bytes, locked, remove_tree, sync, write_atomically
 from provisioner.store.home import UNFINISHED, Home

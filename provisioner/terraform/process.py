@@ -24,11 +24,11 @@ from typing import IO, Any, Literal, NamedTuple
 
 from python_terraform import IsFlagged, Terraform
 
-from provisioner import child_environment, strict_json
-from provisioner.errors import HostError, TerraformError
-from provisioner.printable import beginning
-from provisioner.progress import NOTE_OF_A_PROGRAM
-from provisioner.signals import no_check
+from provisioner.base import child_environment, strict_json
+from provisioner.base.errors import HostError, TerraformError
+from provisioner.base.printable import beginning
+from provisioner.base.progress import NOTE_OF_A_PROGRAM
+from provisioner.base.signals import no_check
 from provisioner.store.files import holders, is_locked
 
 LOCK = "terraform.lock"

@@ -14,9 +14,9 @@ from jinja2 import Environment as Jinja
 from jinja2 import FileSystemLoader, StrictUndefined, Template
 from pydantic import Field, SerializeAsAny
 
-from provisioner import package_data
+from provisioner.base.config import data_directory
+from provisioner.base.models import Destination, Record, Role
 from provisioner.clouds.cloud import ModuleVariables
-from provisioner.models import Destination, Record, Role
 from provisioner.terraform.process import LEAST_OPENTOFU
 
 VALUES = "environments.auto.tfvars.json"
@@ -87,13 +87,13 @@ def _opentofu() -> dict[str, str]:
 
 
 def _module(cloud: str, name: str) -> dict[str, str]:
-    module = package_data.directory("terraform") / cloud / name
+    module = data_directory("terraform") / cloud / name
     return {f"modules/{name}/{path.name}": path.read_text() for path in sorted(module.glob("*.tf"))}
 
 
 def _template(name: str) -> Template:
     jinja = Jinja(  # noqa: S701 - it renders HCL, not HTML
-        loader=FileSystemLoader(package_data.directory("templates")),
+        loader=FileSystemLoader(data_directory("templates")),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )

@@ -19,9 +19,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from provisioner import strict_json
-from provisioner.errors import HostError, TerraformError
-from provisioner.signals import no_check
+from provisioner.base import strict_json
+from provisioner.base.errors import HostError, TerraformError
+from provisioner.base.signals import no_check
 from provisioner.store.files import is_locked, read_end, write_atomically
 from provisioner.terraform import process
 from provisioner.terraform.process import LOCK, LOG, OPENTOFU, TERRAFORM, THROTTLED, Tell, Transcript, product_that_runs

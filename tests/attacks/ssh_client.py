@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from provisioner.models import Endpoint
+from provisioner.base.models import Endpoint
 from provisioner.ssh import connection as ssh
 from provisioner.ssh.keys import Login
 from tests.waiting import BOUND_SECONDS

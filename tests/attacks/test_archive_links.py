@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import TaskError, UsageError
+from provisioner.base.frames import frame
 from provisioner.copying import transfer
 from provisioner.copying.copy_program import END, FILE, PIECE
-from provisioner.errors import TaskError, UsageError
-from provisioner.frames import frame
 from tests.unit.fakes.copies import HostileMachine, directory, file, tree
 
 STRANGER = 54321

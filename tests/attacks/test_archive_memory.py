@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import TaskError
+from provisioner.base.frames import HEADER, frame
 from provisioner.copying import transfer, tree_reader
 from provisioner.copying.copy_program import DIRECTORY, FILE, PIECE, PIECE_BYTES, SKIPPED, UP
 from provisioner.copying.tree_reader import TreeError, TreeReader
-from provisioner.errors import TaskError
-from provisioner.frames import HEADER, frame
 from tests.unit.fakes.copies import HostileMachine, directory, file
 from tests.waiting import BOUND_SECONDS
 

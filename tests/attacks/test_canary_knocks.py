@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 import provisioner.isolation.canary as canary_module
+from provisioner.base.models import Role
 from provisioner.isolation.canary import VISITORS_AT_ONCE, Canary
 from provisioner.isolation.probes import CanaryPorts
-from provisioner.models import Role
 from tests.waiting import BOUND_SECONDS, until
 
 WORDS: dict[Role, str] = {"primary": "0123456789abcdef" * 2, "vault": "fedcba9876543210" * 2}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import UsageError
+from provisioner.base.errors import UsageError
 from provisioner.inspect import compose
 from provisioner.inspect.compose import read
 from provisioner.inspect.compose_project import translated

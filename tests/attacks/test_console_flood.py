@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.config import Settings
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.vm import machine_logs
-from provisioner.config import Settings
 from provisioner.store.home import Home
 from tests.unit.fakes.world import environment
 from tests.waiting import BOUND_SECONDS, until

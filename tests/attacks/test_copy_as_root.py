@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.errors import UsageError
 from provisioner.copying import copy_program, transfer
 from provisioner.copying.copy_program import TreeSender
-from provisioner.errors import UsageError
 from tests.unit.fakes.copies import ThisHost
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be led where others may not go")

@@ -17,15 +17,21 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.config import Settings
+from provisioner.base.errors import (
+    DamagedRecordError,
+    InfrastructureError,
+    ProvisionerError,
+    StillThereError,
+    TaskError,
+)
+from provisioner.base.models import Environment
 from provisioner.clouds.local import machine
 from provisioner.clouds.local.cloud import LocalCloud
-from provisioner.config import Settings
 from provisioner.environment import lifecycle, run, sweep
 from provisioner.environment.selection import destroy_damaged
-from provisioner.errors import DamagedRecordError, InfrastructureError, ProvisionerError, StillThereError, TaskError
 from provisioner.family.loader import TaskFamily
 from provisioner.machines import claims, destroy
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.files import locked
@@ -50,7 +56,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 STEPS = {
     "console": "tests.unit.fakes.cloud.FakeCloud.console",
     "terraform-log": "provisioner.terraform.stack.Stack.log_text",
-    "redaction": "provisioner.redaction.Redactor.redact",
+    "redaction": "provisioner.base.redaction.Redactor.redact",
     "log-file": "provisioner.machines.recordings.write_atomically",
     "logs": "provisioner.machines.destroy.keep_logs",
     "teardown": "provisioner.environment.operations.teardown",

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.config import Settings
+from provisioner.base.errors import CapacityError
+from provisioner.base.models import Environment
 from provisioner.clouds.cloud import TerminationReason
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.vm import disk, kvm, qemu
-from provisioner.config import Settings
 from provisioner.environment.outcomes import attribute_loss
-from provisioner.errors import CapacityError
-from provisioner.models import Environment
 from provisioner.store.home import Home
 from tests.unit.fakes.qmp import serving
 from tests.unit.fakes.world import environment

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.models import Destination, Environment
 from provisioner.clouds.aws import isolation
 from provisioner.machines.create import create_machines
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import Destination, Environment
 from provisioner.session import Session
 from tests.aws.account import NOTHING, Account, MakeEnvironment
 from tests.aws.conftest import account, api, environment  # noqa: F401

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import TaskError
-from provisioner.frames import frame
+from provisioner.base.errors import TaskError
+from provisioner.base.frames import frame
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDOUT
 from tests.attacks.hostile_sshd import MEMORY_MIB, attacked, key_file, logged_in, rest

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import AgentError, MachineLostError
+from provisioner.base.models import Environment
 from provisioner.environment import lifecycle, operations
 from provisioner.environment.agent import AgentCommand as Agent
 from provisioner.environment.agent import readmit, run_agent, stop
-from provisioner.errors import AgentError, MachineLostError
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import TerraformError
+from provisioner.base.errors import TerraformError
 from provisioner.terraform.stack import Stack
 from tests.terraform.conftest import silent
 

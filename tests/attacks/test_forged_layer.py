@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.config import Settings
+from provisioner.base.errors import ImageBuildError, InfrastructureError
+from provisioner.base.progress import Silence
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.frozen import snapshots
 from provisioner.clouds.local.vm.disk_layers import UntrustworthyLayerError, create, note_below, put_over, require_plain
-from provisioner.config import Settings
-from provisioner.errors import ImageBuildError, InfrastructureError
-from provisioner.progress import Silence
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
 from tests.unit.fakes.world import environment

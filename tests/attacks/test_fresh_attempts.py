@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.clock import now
+from provisioner.base.config import Settings
+from provisioner.base.errors import InfrastructureError
+from provisioner.base.models import Environment
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.suite import Run, Suite
-from provisioner.clock import now
 from provisioner.clouds.cloud import TerminationReason
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.vm import shutdown
-from provisioner.config import Settings
 from provisioner.environment import agent, lifecycle, operations
 from provisioner.environment.outcomes import attribute_loss, primary_runs
-from provisioner.errors import InfrastructureError
 from provisioner.machines import claims
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.home import Home
 from tests.unit.fakes.clock import WaitingClock

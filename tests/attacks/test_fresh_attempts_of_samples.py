@@ -21,11 +21,11 @@ from inspect_ai.tool import ToolCall, ToolError
 from inspect_ai.util import OutputLimitExceededError, SandboxEnvironment, SandboxUnavailableError, Store
 from inspect_ai.util._store import init_subtask_store
 
+from provisioner.base.errors import MachineLostError
+from provisioner.base.models import Environment
 from provisioner.clouds.cloud import TerminationReason
-from provisioner.errors import MachineLostError
 from provisioner.inspect import scoring
 from provisioner.inspect.sandbox import ProvisionerSandbox
-from provisioner.models import Environment
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.guest import SETUP, Fails, Guest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from provisioner.errors import TaskFamilyError
+from provisioner.base.errors import TaskFamilyError
 from provisioner.family.check import check_family
 from provisioner.family.findings import MAXIMUM_CHARACTERS, MAXIMUM_FINDINGS
 from tests.attacks.fuzzing import damaged, fuzz

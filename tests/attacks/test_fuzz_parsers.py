@@ -18,6 +18,15 @@ import pytest
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from provisioner.base.errors import (
+    InfrastructureError,
+    IsolationError,
+    ProvisionerError,
+    TaskError,
+    TaskFamilyError,
+    UsageError,
+)
+from provisioner.base.frames import frame as exec_frame
 from provisioner.batch.records import RECORD as BATCH_RECORD
 from provisioner.batch.records import Batches
 from provisioner.batch.suite import load_suite
@@ -26,21 +35,12 @@ from provisioner.clouds.local.network.egress_rules import GUEST_ADDRESS, NEVER, 
 from provisioner.driver.agent_frames import AgentFrames, FrameError
 from provisioner.driver.task_driver import Answer, TaskDriver
 from provisioner.environment.operations import read_submission, run_tests
-from provisioner.errors import (
-    InfrastructureError,
-    IsolationError,
-    ProvisionerError,
-    TaskError,
-    TaskFamilyError,
-    UsageError,
-)
 from provisioner.family.build_steps import load_build_steps
 from provisioner.family.env_file import load_env_file
 from provisioner.family.manifest import parse_manifest
 from provisioner.family.scores import classify_score, parse_intermediate
 from provisioner.family.setup_data import parse_setup_data
 from provisioner.family.source import check_module
-from provisioner.frames import frame as exec_frame
 from provisioner.isolation.probes import CanaryPorts, evaluate, questions
 from provisioner.session import Session
 from provisioner.ssh.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDOUT, Answers, ExecViolation

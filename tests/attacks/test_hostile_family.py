@@ -24,7 +24,7 @@ from tests.unit.family.families import GOOD, TASKS, VARIABLES, changed, checked
 MEASURE = """
 import sys, time
 from pathlib import Path
-from provisioner.errors import ProvisionerError
+from provisioner.base.errors import ProvisionerError
 from provisioner.family.check import check_family
 try:
     check_family(Path(sys.argv[1]), "task", {"TOKEN": "12345678"})

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from provisioner.errors import IsolationError
-from provisioner.models import Role
+from provisioner.base.errors import IsolationError
+from provisioner.base.models import Role
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.probes import answers, honest_answers

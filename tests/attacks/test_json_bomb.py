@@ -22,7 +22,7 @@ SECONDS = 30
 # Reads a result as the driver does, with a redactor, and says what that cost.
 PROGRAM = """
 import json, pathlib, re, resource, sys, time
-from provisioner.redaction import Redactor
+from provisioner.base.redaction import Redactor
 from provisioner.driver.task_driver import TaskDriver
 from provisioner.ssh.exchange import Completed
 

@@ -15,8 +15,8 @@ import paramiko
 import pytest
 from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_OPEN, MSG_DEBUG, MSG_GLOBAL_REQUEST, MSG_IGNORE
 
-from provisioner.errors import CommandTimeoutError, MachineLostError, TaskError
-from provisioner.signals import no_check
+from provisioner.base.errors import CommandTimeoutError, MachineLostError, TaskError
+from provisioner.base.signals import no_check
 from provisioner.ssh import kept_connection
 from provisioner.ssh.calls import SOCKET
 from provisioner.ssh.kept_connection import KeptConnection, end_connection, keep_connection

@@ -12,10 +12,10 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
+from provisioner.base.config import Settings
+from provisioner.base.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.clouds.guest_files import GUEST
-from provisioner.config import Settings
-from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.ssh.keys import ed25519_key_pair, rsa_key_pair
 from tests.homes import new_home
 

@@ -13,10 +13,10 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from provisioner.base.errors import HostError, InfrastructureError
 from provisioner.clouds.aws import schedules, setup
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.network import remove_network
-from provisioner.errors import HostError, InfrastructureError
 from tests.aws.moto_gaps import close_gaps
 from tests.aws.rights.requests import ACCOUNT
 

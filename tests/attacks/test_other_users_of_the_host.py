@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import HostError
+from provisioner.base.errors import HostError
 from provisioner.ssh import namespace_program
 from provisioner.ssh.namespaces import proxy_command
 from provisioner.store.home import Home

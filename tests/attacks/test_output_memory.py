@@ -15,9 +15,9 @@ from typing import cast
 
 import pytest
 
+from provisioner.base.redaction import Redactor
 from provisioner.driver.output_tee import LOG_LIMIT_BYTES
 from provisioner.driver.task_driver import TaskDriver
-from provisioner.redaction import Redactor
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import Completed
 from tests.campaigns import cases
@@ -32,12 +32,12 @@ PROGRAM = """
 import json, os, pathlib, re, resource, sys, tempfile, time
 from provisioner.cli.commands import logs
 from provisioner.cli.output import Result, render
-from provisioner.clock import now
+from provisioner.base.clock import now
 from provisioner.environment import operations
-from provisioner.errors import TaskError
+from provisioner.base.errors import TaskError
 from provisioner.family.scores import parse_intermediate
-from provisioner.models import ScoreLogEntry
-from provisioner.redaction import Redactor
+from provisioner.base.models import ScoreLogEntry
+from provisioner.base.redaction import Redactor
 from provisioner.driver.task_driver import STREAM_LIMIT_BYTES, TaskDriver
 from provisioner.ssh.exchange import Completed
 from provisioner.ssh.exchange import BoundedBuffer

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.config import Settings
+from provisioner.base.errors import UsageError
 from provisioner.batch.offers import Offer, only_of
 from provisioner.batch.records import Batch, Job, jobs_of
 from provisioner.batch.suite import Run, Suite
 from provisioner.batch.worker import Worker
-from provisioner.config import Settings
-from provisioner.errors import UsageError
 from tests.homes import new_home
 from tests.waiting import until
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.redaction import Redactor
 from provisioner.clouds.local.network.captures import existing
 from provisioner.machines.recordings import read_capture
 from provisioner.recording import manifest, packets
@@ -20,7 +21,6 @@ from provisioner.recording.calls import Call, CallLog
 from provisioner.recording.casts import LIMIT_BYTES, Cast, DamagedCastError, events_of, header_of
 from provisioner.recording.manifest import MANIFEST, load, problems, seal
 from provisioner.recording.published import check_results
-from provisioner.redaction import Redactor
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.files import write_atomically
 from provisioner.store.home import Home

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.redaction import Redactor
 from provisioner.driver.output_tee import OutputTee
-from provisioner.redaction import Redactor
 from provisioner.ssh.exchange import BoundedBuffer
 
 SECRETS = {

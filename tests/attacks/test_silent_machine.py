@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import CommandTimeoutError, MachineLostError, ProvisionerError, TaskError
+from provisioner.base.models import Environment, ScoreLogEntry, TimeLimits
 from provisioner.driver import task_driver as driver_module
 from provisioner.driver.task_driver import TaskDriver
 from provisioner.environment import operations
 from provisioner.environment.run import run, run_tests
-from provisioner.errors import CommandTimeoutError, MachineLostError, ProvisionerError, TaskError
 from provisioner.machines import boot, recordings
 from provisioner.machines.boot import boot_machines
-from provisioner.models import Environment, ScoreLogEntry, TimeLimits
 from provisioner.session import Session
 from provisioner.ssh import calls
 from provisioner.ssh.connection import Connection

@@ -27,7 +27,7 @@ from paramiko.common import (
     MSG_UNIMPLEMENTED,
 )
 
-from provisioner.frames import frame
+from provisioner.base.frames import frame
 from provisioner.ssh.exec_frames import STDOUT
 from provisioner.ssh.keys import ed25519_key_pair
 from tests.attacks.hostile_sshd import (

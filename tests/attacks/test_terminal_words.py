@@ -19,6 +19,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from provisioner.base.errors import TaskError
+from provisioner.base.frames import frame
 from provisioner.batch.live_status import LiveStatus
 from provisioner.batch.records import Batch
 from provisioner.batch.rows import failed_row
@@ -27,8 +29,6 @@ from provisioner.cli.commands import machines
 from provisioner.cli.commands.batch.view import BatchView
 from provisioner.cli.output import Result, render, table
 from provisioner.cli.terminal import TerminalProgress, render_error
-from provisioner.errors import TaskError
-from provisioner.frames import frame
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exec_frames import EXIT
 from tests.unit.fakes.exec_call import Call

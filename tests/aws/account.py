@@ -12,17 +12,16 @@ from typing import Any
 from botocore.exceptions import ClientError
 from moto.ec2.models.amis import AMIS
 
-from provisioner.clock import now
+from provisioner.base.clock import DEFAULT_TTL, now
+from provisioner.base.config import Settings
+from provisioner.base.models import Destination, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.clouds.aws import images
 from provisioner.clouds.aws.cloud import AwsCloud
-from provisioner.config import Settings
 from provisioner.machines import claims
 from provisioner.machines.create import record_environment
-from provisioner.models import Destination, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.session import Session
 from provisioner.store.environments import new_id
 from provisioner.store.images import Image, ImageStore
-from provisioner.ttl import DEFAULT_TTL
 from tests.aws.moto_gaps import modes
 from tests.aws.rights.judge import inspector
 from tests.aws.rights.world import AMAZON

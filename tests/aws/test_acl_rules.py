@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from provisioner.base.errors import HostError, UsageError
+from provisioner.base.models import Destination, Environment
 from provisioner.clouds.aws import catalogue
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.network import Network, find_network
-from provisioner.errors import HostError, UsageError
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import Destination, Environment
 from tests.aws.account import Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.config import Settings
+from provisioner.base.errors import HostError
+from provisioner.base.models import Destination, Environment
 from provisioner.clouds.aws import account as account_module
 from provisioner.clouds.aws import catalogue
 from provisioner.clouds.aws.cloud import AwsCloud
-from provisioner.config import Settings
-from provisioner.errors import HostError
 from provisioner.machines import claims
 from provisioner.machines.connect import readmit
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import Destination, Environment
 from provisioner.session import Session
 from tests.aws.account import CONTROLLER, Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi

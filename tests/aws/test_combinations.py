@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
+from provisioner.base.models import Destination, Environment
 from provisioner.machines.create import create_machines
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import Destination, Environment
 from tests.aws.account import NOTHING, Account, MakeEnvironment
 from tests.aws.proxy import FaultyApi
 

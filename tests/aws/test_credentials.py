@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import HostError, InfrastructureError, StillThereError
 from provisioner.clouds.aws import stacks
 from provisioner.clouds.aws.api import Api
-from provisioner.errors import HostError, InfrastructureError, StillThereError
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.session import Session

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.errors import HostError
 from provisioner.clouds.aws.schedules import ROLE
 from provisioner.clouds.aws.setup import POLICY
-from provisioner.errors import HostError
 from provisioner.machines.create import create_machines
 from provisioner.machines.destroy import destroy_machines
 from provisioner.store.home import Home

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from provisioner.base.models import Environment
 from provisioner.clouds.aws import images
 from provisioner.clouds.aws.api import Api
 from provisioner.machines.create import create_machines
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import Environment
 from provisioner.session import Session
 from tests.aws.account import REGION, Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi

@@ -11,16 +11,16 @@ from functools import partial
 
 import pytest
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import CapacityError, HostError, TerraformError
+from provisioner.base.models import Destination, Environment
 from provisioner.clouds.aws import cleanup, images
 from provisioner.clouds.aws.api import ENVIRONMENT_TAG, Api
 from provisioner.clouds.aws.network import find_network
 from provisioner.environment import lifecycle
-from provisioner.errors import CapacityError, HostError, TerraformError
 from provisioner.family.loader import load_family
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import Destination, Environment
 from provisioner.session import Session
 from provisioner.ssh.keys import ed25519_key_pair
 from tests.aws.account import AMI, NOTHING, REGION, Account, MakeEnvironment

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
+from provisioner.base.errors import InfrastructureError
+from provisioner.base.models import Endpoint, Environment, Role
 from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.clouds.guest_files import GUEST
-from provisioner.errors import InfrastructureError
-from provisioner.models import Endpoint, Environment, Role
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import Completed

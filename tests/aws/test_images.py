@@ -9,14 +9,14 @@ from typing import get_args
 import pytest
 from moto.ec2.models import ec2_backends
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import HostError, ImageBuildError, InfrastructureError
+from provisioner.base.models import BaseImage, PrimaryDistribution
 from provisioner.clouds.aws import images
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.sizing import CUDA_DISK_GIB, MINIMUM_DISK_GIB
-from provisioner.errors import HostError, ImageBuildError, InfrastructureError
 from provisioner.machines.create import create_machines
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import BaseImage, PrimaryDistribution
 from provisioner.session import Session
 from provisioner.store.images import Image
 from tests.aws.account import AMI, REGION, Account, MakeEnvironment

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from moto.ec2.models import ec2_backends
 
+from provisioner.base.models import Endpoint, Environment
 from provisioner.clouds.aws import cleanup, instance_watch
 from provisioner.clouds.aws.cloud import AwsCloud
-from provisioner.models import Endpoint, Environment
 from provisioner.session import Session
 from tests.aws.account import AMI, REGION, Account
 from tests.aws.proxy import Fault, FaultyApi

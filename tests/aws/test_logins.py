@@ -13,10 +13,10 @@ import botocore.credentials
 import botocore.tokens
 import pytest
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import HostError
 from provisioner.clouds.aws import stacks
 from provisioner.clouds.aws.api import Api
-from provisioner.errors import HostError
 from tests.aws.account import Account
 from tests.aws.proxy import FaultyApi
 from tests.aws.sign_in import ACCOUNT, LOGIN_CLIENT, ROLE, SSO_CLIENT, SSO_SECRET, SignIn, signing_in

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.errors import HostError
+from provisioner.base.models import Destination
 from provisioner.cli import app
 from provisioner.cli.commands import aws_check
-from provisioner.errors import HostError
-from provisioner.models import Destination
 from provisioner.selftest import steps
 from provisioner.selftest.checks import ALL_COMBINATIONS, Combination
 from provisioner.selftest.steps import Step

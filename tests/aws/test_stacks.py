@@ -11,13 +11,13 @@ from moto.core import DEFAULT_ACCOUNT_ID  # type: ignore[attr-defined]
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
 
+from provisioner.base.errors import HostError, StillThereError
+from provisioner.base.models import Destination, Environment
 from provisioner.clouds.aws import stacks
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.network import Networks, find_network
-from provisioner.errors import HostError, StillThereError
 from provisioner.machines.create import create_machines, create_shared_network, stack_of
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import Destination, Environment
 from provisioner.session import Session
 from tests.aws.account import CONTROLLER, NOTHING, REGION, Account, MakeEnvironment
 from tests.aws.proxy import FaultyApi

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
+from provisioner.base.errors import InfrastructureError, TerraformError
 from provisioner.clouds.aws.cloud import AwsCloud
-from provisioner.errors import InfrastructureError, TerraformError
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.session import Session

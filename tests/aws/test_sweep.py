@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from moto.scheduler.models import scheduler_backends
 
-from provisioner.clock import now
+from provisioner.base.clock import MAX_TTL, now
+from provisioner.base.models import Environment
 from provisioner.clouds.aws import cleanup, schedules
 from provisioner.clouds.aws.api import Api
 from provisioner.environment import sweep
 from provisioner.machines.create import create_machines, create_shared_network
-from provisioner.models import Environment
 from provisioner.session import Session
-from provisioner.ttl import MAX_TTL
 from tests.aws.account import AMI, NOTHING, REGION, Account, MakeEnvironment
 from tests.aws.proxy import FaultyApi
 from tests.aws.rights.requests import ACCOUNT

@@ -10,15 +10,14 @@ from decimal import Decimal
 
 import pytest
 
-from provisioner.clock import now
+from provisioner.base.clock import BUILDER_TTL, now
+from provisioner.base.errors import BudgetError, StillThereError, UnavailableError
+from provisioner.base.models import Environment
 from provisioner.costs.ledger import Spending
-from provisioner.errors import BudgetError, StillThereError, UnavailableError
 from provisioner.family.manifest import Resources
 from provisioner.machines.create import create_machines, stack_of
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import Environment
 from provisioner.session import Session
-from provisioner.ttl import BUILDER_TTL
 from tests.aws.account import NOTHING, REGION, Account, MakeEnvironment, make_environment
 from tests.aws.proxy import Fault, FaultyApi
 from tests.command_line import ROOT, answer

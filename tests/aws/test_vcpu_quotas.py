@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from provisioner.base.errors import CapacityError, UnavailableError
+from provisioner.base.models import MachineSize, Role
 from provisioner.clouds.aws import vcpu_quota
-from provisioner.errors import CapacityError, UnavailableError
 from provisioner.family.manifest import Resources
 from provisioner.machines.create import create_machines
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import MachineSize, Role
 from provisioner.session import Session
 from tests.aws import moto_gaps
 from tests.aws.account import Account, MakeEnvironment

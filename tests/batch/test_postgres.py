@@ -15,11 +15,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from provisioner.base.errors import BudgetError, InfrastructureError
 from provisioner.batch.liveness import LivenessLock
 from provisioner.costs import ledger_postgres
 from provisioner.costs.ledger import Budget, Entry
 from provisioner.costs.ledger_postgres import PostgresLedger
-from provisioner.errors import BudgetError, InfrastructureError
 from tests.batch import postgres
 from tests.command_line import ROOT
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import MachineLostError, ProvisionerError
+from provisioner.base.models import Environment, Role
 from provisioner.environment import lifecycle
 from provisioner.environment.agent import AgentCommand, run_agent
-from provisioner.errors import MachineLostError, ProvisionerError
 from provisioner.machines.connect import connect
-from provisioner.models import Environment, Role
 from provisioner.session import Session
 
 AGENT = AgentCommand(Path(__file__).parent / "agents" / "writer", "bash write.sh")

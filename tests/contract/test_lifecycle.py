@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import UsageError
+from provisioner.base.models import Environment
 from provisioner.clouds.aws import machines
 from provisioner.environment import lifecycle
-from provisioner.errors import UsageError
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
-from provisioner.models import Environment
 from provisioner.session import Session
 from tests.aws.ec2.cloud import Ec2Cloud
 from tests.aws.ec2.fixture import ec2_session

@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
-from provisioner.errors import MachineLostError
+from provisioner.base.errors import MachineLostError
+from provisioner.base.models import Environment, Role
 from provisioner.machines.connect import connect
-from provisioner.models import Environment, Role
 from provisioner.recording import packets
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection

@@ -16,10 +16,10 @@ from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import CheckpointConfig, Manual, SandboxEnvironmentSpec, checkpointer, sandbox
 
+from provisioner.base.models import Environment
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.inspect.configuration import Configuration, Machine
 from provisioner.inspect.scoring import score_metr_task
-from provisioner.models import Environment
 
 # The variable that names a file by which a test and its eval tell each other something.
 FLAG = "PROVISIONER_TEST_FLAG"

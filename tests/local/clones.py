@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.models import Endpoint, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.create import record_environment
-from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.environments import new_id

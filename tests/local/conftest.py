@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.models import Destination, Environment, Role
 from provisioner.clouds.local.machine import TEMPLATE
 from provisioner.environment import lifecycle
 from provisioner.family.loader import load_family
@@ -16,7 +17,6 @@ from provisioner.machines import claims
 from provisioner.machines.connect import connect
 from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import Destination, Environment, Role
 from provisioner.session import Session
 from provisioner.ssh.calls import SOCKET
 from provisioner.ssh.connection import Connection

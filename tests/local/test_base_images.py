@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.models import BaseImage
-from provisioner.progress import Silence
+from provisioner.base.models import BaseImage
+from provisioner.base.progress import Silence
 from provisioner.session import Session
 from provisioner.store.images import Image
 from tests.pages import lacked_by_base_images, matches

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import ImageBuildError
+from provisioner.base.models import Environment, Role
+from provisioner.base.progress import Silence
 from provisioner.environment import lifecycle
-from provisioner.errors import ImageBuildError
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.images import build
 from provisioner.machines.connect import connect
-from provisioner.models import Environment, Role
-from provisioner.progress import Silence
 from provisioner.session import Session
 
 # Each removes the images of its family, which has the same name in all.

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import TaskError
+from provisioner.base.frames import frame
 from provisioner.copying import transfer
 from provisioner.environment import operations
-from provisioner.errors import TaskError
-from provisioner.frames import frame
 from provisioner.machines.connect import connect, connect_kept
 from provisioner.ssh.exchange import OUTPUT_LIMIT_BYTES
 from provisioner.ssh.kept_connection import KeptConnection

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from provisioner.base.models import BaseImage, Distribution
+from provisioner.base.progress import Silence
 from provisioner.environment import lifecycle
-from provisioner.models import BaseImage, Distribution
-from provisioner.progress import Silence
 from provisioner.session import Session
 from provisioner.store.images import Image
 from tests.local.conftest import environment_of

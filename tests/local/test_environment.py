@@ -8,13 +8,13 @@ import shlex
 
 import pytest
 
+from provisioner.base.errors import TaskError
+from provisioner.base.models import Environment
 from provisioner.environment import lifecycle, operations
-from provisioner.errors import TaskError
 from provisioner.family.loader import load_family
 from provisioner.images import build
 from provisioner.machines.connect import connect
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import Environment
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 
 pytestmark = pytest.mark.vm

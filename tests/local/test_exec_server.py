@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import MachineLostError
+from provisioner.base.models import Environment
 from provisioner.environment import lifecycle
-from provisioner.errors import MachineLostError
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.ssh.calls import SOCKET
 from provisioner.ssh.connection import Connection

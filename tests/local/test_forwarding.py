@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from provisioner.models import Destination
+from provisioner.base.models import Destination
 from provisioner.session import Session
 from tests import outside
 from tests.local.conftest import Lab, environment_of

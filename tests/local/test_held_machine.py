@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.models import BaseImage
+from provisioner.base.progress import Silence
 from provisioner.clouds.local.vm import machine_logs
 from provisioner.clouds.local.vm.credential_port import CREDENTIALS
 from provisioner.machines.boot import BOOT_SECONDS, boot_machines
-from provisioner.models import BaseImage
-from provisioner.progress import Silence
 from provisioner.session import Session
 from provisioner.ssh.calls import SOCKET
 from tests.local.clones import running

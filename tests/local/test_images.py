@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import ImageBuildError
 from provisioner.environment import lifecycle
-from provisioner.errors import ImageBuildError
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.images import build
 from provisioner.machines.connect import connect

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.models import Status
+from provisioner.base.models import Status
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from tests.command_line import CLI, ROOT, provisioner, variables

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import IsolationError
+from provisioner.base.models import Destination, Environment, Role
 from provisioner.clouds.local.network import outside_view
 from provisioner.environment import lifecycle, snapshots
-from provisioner.errors import IsolationError
 from provisioner.family.loader import load_family
 from provisioner.isolation import probes
 from provisioner.isolation.proof import prove_isolation
 from provisioner.machines.connect import connect
-from provisioner.models import Destination, Environment, Role
 from provisioner.session import Session
 from provisioner.store.snapshots import SnapshotStore
 from tests.local import host_processes

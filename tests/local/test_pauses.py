@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from provisioner.base.models import BaseImage
+from provisioner.base.progress import Silence
 from provisioner.clouds.local.vm import qemu
-from provisioner.models import BaseImage
-from provisioner.progress import Silence
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from tests.local.clones import running

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.models import BaseImage, Environment
+from provisioner.base.progress import Silence
 from provisioner.clouds.local import machine
 from provisioner.clouds.local.frozen import snapshots, templates
 from provisioner.clouds.local.frozen.snapshots import PAUSED_FILE
-from provisioner.models import BaseImage, Environment
-from provisioner.progress import Silence
 from provisioner.session import Session
 from tests.command_line import ROOT
 from tests.local.clones import in_directory, running

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.config import load_settings
+from provisioner.base.errors import MachineLostError
+from provisioner.base.models import BaseImage, Environment
+from provisioner.base.progress import Silence
 from provisioner.clouds.local.cloud import KVM_ANSWER, LocalCloud
 from provisioner.clouds.local.frozen import templates
 from provisioner.clouds.local.vm import kvm, qemu
-from provisioner.config import load_settings
-from provisioner.errors import MachineLostError
 from provisioner.machines.boot import BOOT_SECONDS, boot_machines
-from provisioner.models import BaseImage, Environment
-from provisioner.progress import Silence
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.files import is_locked, remove_tree

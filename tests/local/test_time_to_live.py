@@ -10,13 +10,13 @@ from datetime import timedelta
 
 import pytest
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.models import Environment, Role
 from provisioner.clouds.guest_files import GUEST
 from provisioner.clouds.local import orphans
 from provisioner.environment import lifecycle, sweep
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
-from provisioner.models import Environment, Role
 from provisioner.session import Session
 from tests.command_line import ROOT
 from tests.local.conftest import Lab

@@ -13,12 +13,12 @@ from typing import Self
 
 import boto3
 
+from provisioner.base.models import Environment
 from provisioner.clouds.aws import schedules
 from provisioner.clouds.aws.api import Api
 from provisioner.environment import sweep
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import Environment
 from provisioner.session import Session
 from tests.aws.account import NOTHING, REGION, Account, make_environment
 from tests.aws.proxy import serving

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.config import load_settings
+from provisioner.base.models import Environment
 from provisioner.clouds.aws.cloud import AwsCloud
-from provisioner.config import load_settings
 from provisioner.environment import lifecycle
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
-from provisioner.models import Environment
 from provisioner.selftest.checks import ALL_COMBINATIONS, Combination
 from provisioner.session import Session
 from provisioner.store.home import Home

@@ -21,11 +21,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from provisioner.base.config import load_settings
+from provisioner.base.models import BaseImage
+from provisioner.base.progress import Silence
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.frozen import templates
-from provisioner.config import load_settings
-from provisioner.models import BaseImage
-from provisioner.progress import Silence
 from provisioner.session import Session
 from provisioner.store.home import TEMPLATES, Home
 from tests.command_line import ROOT, provisioner, variables

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clock import now
+from provisioner.base.clock import now
 from provisioner.store.home import TEMPLATES, Home
 from provisioner.store.images import Image, ImageStore
 from tests.command_line import ROOT, variables

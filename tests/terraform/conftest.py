@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.models import Role
 from provisioner.clouds.local.cloud import LocalVariables
-from provisioner.models import Role
 from provisioner.terraform.render import EnvironmentSpec, MachineSpec, render_stack
 from provisioner.terraform.stack import Stack
 

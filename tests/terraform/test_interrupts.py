@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import Interrupted, TerraformError
+from provisioner.base.errors import Interrupted, TerraformError
 from provisioner.store.files import is_locked
 from provisioner.terraform.stack import Stack
 from tests.terraform.conftest import Site, silent

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import package_data
+from provisioner.base.config import data_directory
 from provisioner.clouds.aws.stacks import AwsVariables
 from provisioner.clouds.cloud import ModuleVariables
 from provisioner.clouds.local.cloud import LocalVariables
@@ -18,7 +18,7 @@ from provisioner.terraform.render import EnvironmentSpec, render_stack
 from tests.terraform.conftest import machine
 from tests.waiting import BOUND_SECONDS
 
-ROOT = package_data.directory("terraform")
+ROOT = data_directory("terraform")
 VARIABLES: dict[str, ModuleVariables] = {
     "local": LocalVariables(directory="/nowhere/one"),
     "aws": AwsVariables(

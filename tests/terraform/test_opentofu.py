@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import TerraformError
+from provisioner.base.errors import TerraformError
 from provisioner.terraform.stack import Stack
 from tests.terraform.conftest import Site, silent
 from tests.terraform.test_modules import require, terraform

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
+from provisioner.base.errors import TerraformError
 from provisioner.clouds.local.cloud import LocalVariables
-from provisioner.errors import TerraformError
 from provisioner.terraform.render import render_stack
 from provisioner.terraform.stack import Stack
 from tests.terraform.conftest import Site, silent

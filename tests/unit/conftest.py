@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from provisioner.base.signals import SIGNALS
 from provisioner.cli import app
 from provisioner.session import Session
-from provisioner.signals import SIGNALS
 from provisioner.store.home import Home
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.terraform_program import use_fake_terraform

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from provisioner.base.models import Distribution
 from provisioner.clouds.guest_files import BASE_IMAGE, GUEST
 from provisioner.environment import agent, operations
 from provisioner.family.check import check_family
@@ -22,7 +23,6 @@ from provisioner.family.source import ATTRIBUTES, FUNCTIONS
 from provisioner.images import provisioning
 from provisioner.images.provisioning import ROOT as ROOT_ACCOUNT
 from provisioner.machines.create import aux_user
-from provisioner.models import Distribution
 from provisioner.store.home import Home
 from tests.command_line import ROOT, variables
 from tests.pages import AUTHORING, blocks

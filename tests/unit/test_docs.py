@@ -11,9 +11,9 @@ from typing import Any, get_args
 import pytest
 from typer.main import get_command
 
+from provisioner.base.config import Settings
+from provisioner.base.errors import FAMILIES_PAGE, Section
 from provisioner.cli.app import app
-from provisioner.config import Settings
-from provisioner.errors import FAMILIES_PAGE, Section
 from provisioner.family.findings import RULES_PAGE, Rule
 from tests.command_line import ROOT
 

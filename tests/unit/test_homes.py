@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import Field, create_model
 
-from provisioner.models import SetupData
+from provisioner.base.models import SetupData
 from provisioner.store.images import Image
 from tests.homes import cache, format_key
 

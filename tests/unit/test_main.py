@@ -33,7 +33,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.mark.parametrize(
     ("number", "code", "module"),
     [(signal.SIGINT, -signal.SIGINT, "signal"), (signal.SIGINT, 130, "provisioner.cli"), (signal.SIGTERM, 143, "typer"),
-     (signal.SIGHUP, 129, "provisioner.models"),
+     (signal.SIGHUP, 129, "provisioner.base.models"),
      (signal.SIGINT, 130, "provisioner.store.environments"), (signal.SIGTERM, 143, "provisioner.store.environments")],
     ids=["signal", "first import", "typer", "command", "interrupted command", "terminated command"],
 )  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from provisioner.base.errors import HostError, raised_in
 from provisioner.costs.ledger import Ledger
-from provisioner.errors import HostError, raised_in
 from provisioner.recording import casts
 from provisioner.session import Phases, Session
 from tests.unit.fakes.world import environment, told_of

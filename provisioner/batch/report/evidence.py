@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from provisioner.base.errors import DamagedRecordError
+from provisioner.base.models import MachineRecord
+from provisioner.base.printable import beginning
 from provisioner.batch.results import Row
 from provisioner.batch.suite import environment_id
 from provisioner.batch.workflow import MAX_ATTEMPTS
 from provisioner.environment.operations import SUBMISSION_KEPT
-from provisioner.errors import DamagedRecordError
-from provisioner.models import MachineRecord
-from provisioner.printable import beginning
 from provisioner.recording import calls, isolation
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.files import read_end

@@ -15,7 +15,9 @@ from jinja2 import Environment as Templates
 from jinja2 import FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from provisioner import package_data
+from provisioner.base.clock import format_duration
+from provisioner.base.config import data_directory
+from provisioner.base.printable import beginning, printable
 from provisioner.batch.records import Batch
 from provisioner.batch.report.charts import costs, ends, matrix
 from provisioner.batch.report.evidence import Evidence
@@ -23,8 +25,6 @@ from provisioner.batch.report.runs import first_part, run_views
 from provisioner.batch.results import OUTCOMES, Row
 from provisioner.batch.suite import Suite
 from provisioner.costs.prices import MICRO
-from provisioner.printable import beginning, printable
-from provisioner.ttl import format_duration
 
 DIRECTORY = "report"
 PAGE = "page.html.j2"
@@ -45,7 +45,7 @@ def render(batch: Batch, rows: Sequence[Row], evidence: Mapping[str, Evidence]) 
         rows: one for each run that has ended.
         evidence: what was kept of runs, by their keys.
     """
-    directory = package_data.directory("templates") / DIRECTORY
+    directory = data_directory("templates") / DIRECTORY
     templates = Templates(
         loader=FileSystemLoader(directory),
         autoescape=True,

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from provisioner.base.config import checked, load_settings
+from provisioner.base.errors import UsageError
 from provisioner.cli.command import command
 from provisioner.cli.commands.aws_check import check
 from provisioner.cli.options import ProfileOption
@@ -18,8 +20,6 @@ from provisioner.clouds.aws import catalogue
 from provisioner.clouds.aws import setup as account_setup
 from provisioner.clouds.aws.api import Api, asking
 from provisioner.clouds.aws.rights import policy as rights
-from provisioner.config import checked, load_settings
-from provisioner.errors import UsageError
 from provisioner.store.files import write_atomically
 
 ROLES_REGION = "us-east-1"

@@ -12,15 +12,15 @@ from typing import Annotated
 
 import typer
 
+from provisioner.base.clock import now
+from provisioner.base.errors import UsageError
 from provisioner.cli.command import progress
 from provisioner.cli.options import ProfileOption, parse_region
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
-from provisioner.clock import now
 from provisioner.clouds.registry import Where
 from provisioner.costs.prices import MICRO, micro_usd
 from provisioner.environment.allowlist import parse_destination, resolve
-from provisioner.errors import UsageError
 from provisioner.selftest.steps import (
     BUDGET_USD,
     BUILDER_TTL,

@@ -9,16 +9,16 @@ from typing import Annotated
 
 import typer
 
+from provisioner.base.errors import UsageError
+from provisioner.base.validation import shown
 from provisioner.cli.command import command
 from provisioner.cli.completion import task_names
 from provisioner.cli.options import EnvFileOption, FamilyArgument, parse_path, parse_task_name
 from provisioner.cli.output import Result, names_in_line
-from provisioner.errors import UsageError
 from provisioner.family.check import Checked, check_family
 from provisioner.family.env_file import load_env_file
 from provisioner.family.findings import Finding
 from provisioner.family.loader import load_family, refuse_env_file_inside
-from provisioner.validation import shown
 
 
 def register(app: typer.Typer) -> None:

@@ -11,21 +11,20 @@ from typing import Annotated
 
 import typer
 
+from provisioner.base.clock import BUILDER_TTL, format_duration, now
+from provisioner.base.errors import UsageError
+from provisioner.base.printable import spreadsheet_cell
+from provisioner.base.validation import shown
 from provisioner.cli.command import command
 from provisioner.cli.family_sessions import destinations, family_session
 from provisioner.cli.options import AllowOption, EnvFileOption, FamilyArgument, Launch, TaskArgument
 from provisioner.cli.output import Result, names_in_line, table
 from provisioner.cli.sessions import session, shared_database
-from provisioner.clock import now
 from provisioner.clouds.registry import CLOUDS, Where, not_priced
 from provisioner.costs.ledger import Entry, Total, totals
 from provisioner.costs.prices import MICRO, dollars, hourly
 from provisioner.environment.planning import Forecast, forecast
-from provisioner.errors import UsageError
 from provisioner.family.check import refuse_mistakes
-from provisioner.printable import spreadsheet_cell
-from provisioner.ttl import BUILDER_TTL, format_duration
-from provisioner.validation import shown
 
 MICRO_USD = "_micro_usd"
 

@@ -9,6 +9,9 @@ from typing import Annotated
 
 import typer
 
+from provisioner.base.errors import ProvisionerError, UsageError
+from provisioner.base.models import Environment
+from provisioner.base.printable import printable_lines
 from provisioner.cli.command import command, progress
 from provisioner.cli.commands.environments import outcome_text
 from provisioner.cli.family_sessions import checked_session, destinations, family_session
@@ -27,11 +30,8 @@ from provisioner.cli.terminal import render_error
 from provisioner.clouds.registry import Where
 from provisioner.environment import lifecycle, operations
 from provisioner.environment.development import Development
-from provisioner.errors import ProvisionerError, UsageError
 from provisioner.family.check import refuse_mistakes
 from provisioner.family.loader import TaskFamily
-from provisioner.models import Environment
-from provisioner.printable import printable_lines
 from provisioner.session import Phases, Session
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from provisioner.base.errors import HostError
 from provisioner.cli.command import command
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
 from provisioner.clouds.registry import Where
-from provisioner.errors import HostError
 from provisioner.terraform import process
 
 

@@ -12,7 +12,10 @@ from typing import Annotated
 
 import typer
 
-from provisioner.best_effort import describe
+from provisioner.base.errors import ProvisionerError, TaskError, UsageError
+from provisioner.base.models import Environment, ScoreLogEntry
+from provisioner.base.printable import beginning, first_and_last_lines
+from provisioner.base.progress import describe
 from provisioner.cli.command import command
 from provisioner.cli.commands.show import environment_data
 from provisioner.cli.completion import environment_ids, task_names
@@ -39,11 +42,8 @@ from provisioner.environment import lifecycle, selection, snapshots
 from provisioner.environment.agent import AgentCommand, require_directory
 from provisioner.environment.run import run as run_task
 from provisioner.environment.run import run_tests as run_task_tests
-from provisioner.errors import ProvisionerError, TaskError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.family.scores import ScoreResult
-from provisioner.models import Environment, ScoreLogEntry
-from provisioner.printable import beginning, first_and_last_lines
 from provisioner.session import Session
 
 # Of the message and of the details of an intermediate score; --json has all of them.

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
+from provisioner.base.clock import parse_duration
 from provisioner.cli.command import command
 from provisioner.cli.options import EnvironmentArgument
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import environment_session
 from provisioner.environment.lifecycle import extend as extend_environment
-from provisioner.ttl import parse_duration
 
 
 def register(app: typer.Typer) -> None:

@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
+from provisioner.base.errors import InfrastructureError
+from provisioner.base.printable import printable
 from provisioner.cli.command import command
 from provisioner.cli.family_sessions import builder_session, refuse_or_warn
 from provisioner.cli.options import EnvFileOption, FamilyArgument, Launch
 from provisioner.cli.output import Result, table
 from provisioner.cli.sessions import session
 from provisioner.clouds.registry import Where
-from provisioner.errors import InfrastructureError
 from provisioner.images.build import build_all
-from provisioner.printable import printable
 from provisioner.session import Phases, Session
 from provisioner.store.snapshots import SnapshotStore
 

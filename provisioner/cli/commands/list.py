@@ -6,15 +6,14 @@ from datetime import timedelta
 
 import typer
 
+from provisioner.base.clock import elapsed, format_duration, now
+from provisioner.base.errors import InfrastructureError
+from provisioner.base.models import Environment
 from provisioner.cli.command import command, progress
 from provisioner.cli.commands.show import environment_data, is_orphan
 from provisioner.cli.home import default_home
 from provisioner.cli.output import Result, table
-from provisioner.clock import elapsed, now
-from provisioner.errors import InfrastructureError
-from provisioner.models import Environment
 from provisioner.store.environments import EnvironmentStore
-from provisioner.ttl import format_duration
 
 
 def register(app: typer.Typer) -> None:

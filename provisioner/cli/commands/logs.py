@@ -14,16 +14,16 @@ from typing import Annotated
 
 import typer
 
+from provisioner.base.clock import now
+from provisioner.base.errors import UsageError
+from provisioner.base.models import Environment
+from provisioner.base.printable import PrintableStream, printable_lines
 from provisioner.cli.command import command
 from provisioner.cli.options import PastEnvironmentArgument
 from provisioner.cli.output import Result, show, table
 from provisioner.cli.sessions import session, session_of
-from provisioner.clock import now
 from provisioner.environment.outcomes import failed_parts
-from provisioner.errors import UsageError
 from provisioner.machines.recordings import keep_logs
-from provisioner.models import Environment
-from provisioner.printable import PrintableStream, printable_lines
 from provisioner.session import Session
 from provisioner.store.files import read_end
 

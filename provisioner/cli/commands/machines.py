@@ -11,7 +11,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from provisioner import child_environment
+from provisioner.base import child_environment
+from provisioner.base.errors import AgentError, HostError, UsageError
+from provisioner.base.models import Environment, Role
+from provisioner.base.printable import PrintableStream
 from provisioner.cli.command import command
 from provisioner.cli.completion import path_beginnings
 from provisioner.cli.options import EnvFileOption, EnvironmentArgument, parse_path, parse_text
@@ -20,11 +23,8 @@ from provisioner.cli.recorded_program import run_recorded
 from provisioner.cli.sessions import environment_session
 from provisioner.cli.standard_input import StandardInput, terminal_size
 from provisioner.copying import transfer
-from provisioner.errors import AgentError, HostError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.machines.connect import connect_kept
-from provisioner.models import Environment, Role
-from provisioner.printable import PrintableStream
 from provisioner.ssh.openssh import ssh_command
 
 

@@ -14,18 +14,18 @@ from typing import Annotated, Any
 
 import typer
 
+from provisioner.base.errors import ProvisionerError, UsageError
+from provisioner.base.models import Environment
+from provisioner.base.printable import PrintableStream, printable
+from provisioner.base.validation import shown
 from provisioner.cli.command import command
 from provisioner.cli.home import default_home
 from provisioner.cli.options import PastEnvironmentArgument
 from provisioner.cli.output import Result, show
-from provisioner.errors import ProvisionerError, UsageError
 from provisioner.machines.recordings import record_hash
-from provisioner.models import Environment
-from provisioner.printable import PrintableStream, printable
 from provisioner.recording import calls, casts, published
 from provisioner.recording.manifest import MANIFEST
 from provisioner.store.environments import EnvironmentStore
-from provisioner.validation import shown
 
 # Of all that is shown with --json.
 JSON_BYTES = 8 << 20

@@ -7,15 +7,15 @@ from typing import Any
 
 import typer
 
+from provisioner.base.clock import format_duration
+from provisioner.base.models import Endpoint, Environment
 from provisioner.cli.command import command
 from provisioner.cli.home import default_home
 from provisioner.cli.options import PastEnvironmentArgument
 from provisioner.cli.output import Result
 from provisioner.environment.outcomes import described
-from provisioner.models import Endpoint, Environment
 from provisioner.recording.casts import parts_of
 from provisioner.store.environments import EnvironmentStore
-from provisioner.ttl import format_duration
 
 # How many recorded parts are named.
 PARTS_SHOWN = 20

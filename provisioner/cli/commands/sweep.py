@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from provisioner.best_effort import best_effort
+from provisioner.base.clock import parse_duration
+from provisioner.base.errors import StillThereError, UsageError
+from provisioner.base.progress import best_effort
 from provisioner.cli.command import command
 from provisioner.cli.output import Result, table
 from provisioner.cli.sessions import session, session_of, shared_database
 from provisioner.clouds.cloud import UnrecordedImage
 from provisioner.clouds.registry import CLOUDS, Where, clouds_with_places
 from provisioner.environment import sweep
-from provisioner.errors import StillThereError, UsageError
-from provisioner.ttl import parse_duration
 
 
 def register(app: typer.Typer) -> None:

@@ -10,6 +10,9 @@ import urllib.request
 from dataclasses import dataclass
 from functools import cached_property
 
+from provisioner.base.config import Settings
+from provisioner.base.errors import HostError
+from provisioner.base.models import Environment
 from provisioner.clouds.aws.api import (
     CREATED_TAG,
     HOME_TAG,
@@ -21,9 +24,6 @@ from provisioner.clouds.aws.api import (
     bucket_region,
     timestamp,
 )
-from provisioner.config import Settings
-from provisioner.errors import HostError
-from provisioner.models import Environment
 from provisioner.store.home import Home
 
 # The provider's own retries: by default it waits many minutes for capacity; what to try next is ours to decide.

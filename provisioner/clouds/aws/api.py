@@ -30,8 +30,8 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from provisioner.errors import HostError, InfrastructureError, ThrottledError, UsageError
-from provisioner.printable import beginning
+from provisioner.base.errors import HostError, InfrastructureError, ThrottledError, UsageError
+from provisioner.base.printable import beginning
 
 REFUSED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
 SESSION_ENDED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired")

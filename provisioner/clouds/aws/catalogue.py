@@ -23,13 +23,13 @@ from typing import Any, BinaryIO, cast
 
 from pydantic import ValidationError
 
-from provisioner import strict_json
-from provisioner.clock import now
+from provisioner.base import strict_json
+from provisioner.base.clock import now
+from provisioner.base.errors import InfrastructureError, ProvisionerError, UsageError
+from provisioner.base.models import Architecture, Record
 from provisioner.clouds.aws.api import Api, asking
 from provisioner.clouds.aws.instance_types import Catalogue, InstanceType
 from provisioner.costs.prices import Price, Usd
-from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
-from provisioner.models import Architecture, Record
 from provisioner.store.files import write_atomically
 
 SNAPSHOT = Path(__file__).with_name("snapshot.json")

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from provisioner.base.errors import ProvisionerError, StillThereError, ThrottledError
+from provisioner.base.models import Environment
 from provisioner.clouds.aws import schedules
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import (
@@ -33,8 +35,6 @@ from provisioner.clouds.aws.api import (
 )
 from provisioner.clouds.aws.instance_watch import FILTER_VALUES, GONE, watch
 from provisioner.clouds.cloud import EnvironmentResources
-from provisioner.errors import ProvisionerError, StillThereError, ThrottledError
-from provisioner.models import Environment
 
 GONE_SECONDS = 300
 POLL_SECONDS = 2.0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from provisioner.base.config import Settings
+from provisioner.base.errors import ProvisionerError
+from provisioner.base.models import Environment
 from provisioner.clouds.aws import rights, schedules
 from provisioner.clouds.aws.account import LOCKFILE_TERRAFORM, Account
 from provisioner.clouds.aws.api import RIGHTS_HINT
@@ -15,9 +18,6 @@ from provisioner.clouds.aws.sizing import AwsSizing
 from provisioner.clouds.aws.stacks import AwsStacks, AwsVariables
 from provisioner.clouds.aws.vcpu_quota import MARKETS, STANDARD
 from provisioner.clouds.cloud import Cloud
-from provisioner.config import Settings
-from provisioner.errors import ProvisionerError
-from provisioner.models import Environment
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
 

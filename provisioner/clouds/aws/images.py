@@ -10,14 +10,14 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from provisioner import strict_json
-from provisioner.clock import now
+from provisioner.base import strict_json
+from provisioner.base.clock import now
+from provisioner.base.errors import ImageBuildError, InfrastructureError
+from provisioner.base.models import Architecture, BaseImage, Distribution, Environment, Record
+from provisioner.base.progress import Progress
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import HOME_TAG, OWNER_TAG, Api, asking, code_of, tag, tagged, tags_of
 from provisioner.clouds.cloud import UnrecordedImage
-from provisioner.errors import ImageBuildError, InfrastructureError
-from provisioner.models import Architecture, BaseImage, Distribution, Environment, Record
-from provisioner.progress import Progress
 from provisioner.store.files import write_atomically
 from provisioner.store.images import Image, ImageStore
 

@@ -9,11 +9,11 @@ import math
 from decimal import Decimal
 from functools import cached_property
 
+from provisioner.base.errors import UnavailableError
+from provisioner.base.models import Architecture, GpuSpec, MachineSize, Record, Role, VMSpec
 from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, size_of_aux_vm, size_of_primary
 from provisioner.costs.prices import Price
-from provisioner.errors import UnavailableError
 from provisioner.family.manifest import Resources
-from provisioner.models import Architecture, GpuSpec, MachineSize, Record, Role, VMSpec
 
 # The Task Standard's names of GPUs that AWS sells under other names.
 GPU_NAMES = {"a10": {"a10", "a10g"}}

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from provisioner.base.errors import ThrottledError
 from provisioner.clouds.aws.api import Api, asking
-from provisioner.errors import ThrottledError
 
 # The time between two looks at known instances, however many threads wait.
 LOOK_SECONDS = 3.0

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from provisioner.base.errors import MachineLostError
+from provisioner.base.models import Environment
 from provisioner.clouds.aws import cleanup
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import ENVIRONMENT_TAG, Api, asking, tag
 from provisioner.clouds.aws.instance_watch import metadata_is_off
 from provisioner.clouds.aws.network import Network, Networks
-from provisioner.errors import MachineLostError
-from provisioner.models import Environment
 
 # terraform/aws/network: the offline VPC, and the widest network of a controller.
 OFFLINE = "10.215.0.0/16"

@@ -13,16 +13,16 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import HostError, InfrastructureError
+from provisioner.base.models import Environment, Role
+from provisioner.base.printable import last_lines
 from provisioner.clouds.aws import cleanup, network, schedules
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import EXPIRY_TAG, LEASE_TAG, asking, timestamp
 from provisioner.clouds.aws.instance_watch import metadata_is_off, watch
 from provisioner.clouds.cloud import TerminationReason
 from provisioner.clouds.guest_files import GUEST
-from provisioner.errors import HostError, InfrastructureError
-from provisioner.models import Environment, Role
-from provisioner.printable import last_lines
 from provisioner.ssh.connection import Connection
 from provisioner.store.files import LEASE, locked
 from provisioner.store.home import Home

@@ -19,6 +19,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from provisioner.base.errors import HostError, InfrastructureError, UsageError
+from provisioner.base.models import Environment, Record
 from provisioner.clouds.aws.api import (
     ENVIRONMENT_TAG,
     HOME_TAG,
@@ -30,8 +32,6 @@ from provisioner.clouds.aws.api import (
     tag,
     tagged,
 )
-from provisioner.errors import HostError, InfrastructureError, UsageError
-from provisioner.models import Environment, Record
 
 NETWORK_TAG = "provisioner:network"
 KIND_TAG = "provisioner:network-kind"

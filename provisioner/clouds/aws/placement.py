@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from typing import Literal
 
+from provisioner.base.errors import CapacityError, HostError, InfrastructureError, TerraformError
+from provisioner.base.models import Environment, MachineSize
 from provisioner.clouds.aws import cleanup
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HINT, SESSION_ENDED
 from provisioner.clouds.aws.network import CONTROLLERS, Networks, allowlist_subnet
-from provisioner.errors import CapacityError, HostError, InfrastructureError, TerraformError
-from provisioner.models import Environment, MachineSize
 
 Level = Literal["zone", "type", "market", "region"]
 

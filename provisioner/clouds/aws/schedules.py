@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 
 from botocore.exceptions import ClientError
 
+from provisioner.base.errors import HostError, InfrastructureError
 from provisioner.clouds.aws.api import Api, asking, code_of
-from provisioner.errors import HostError, InfrastructureError
 
 GROUP = "provisioner"
 ROLE = "provisioner-scheduler"

@@ -10,6 +10,8 @@ from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 
+from provisioner.base.errors import ImageBuildError, ProvisionerError, UnavailableError
+from provisioner.base.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.clouds.aws import vcpu_quota
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.catalogue import ADDRESS, PRICE_LIST, STORAGE, load_catalogue, spot_price
@@ -19,9 +21,7 @@ from provisioner.clouds.aws.network import Networks
 from provisioner.clouds.aws.vcpu_quota import Market, Quotas, Room
 from provisioner.clouds.cloud import Scarcity
 from provisioner.costs.prices import HOURS_PER_MONTH, CostLine, Price, hourly
-from provisioner.errors import ImageBuildError, ProvisionerError, UnavailableError
 from provisioner.family.manifest import Resources
-from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 
 QUOTA_HINT = "Ask AWS for a larger quota (Service Quotas, Amazon EC2)."
 

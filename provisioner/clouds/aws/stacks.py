@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated
 
+from provisioner.base.errors import HostError, UsageError
+from provisioner.base.models import Destination, Environment, Record, Role
 from provisioner.clouds.aws import images, schedules
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import HOME_TAG, OWNER_TAG, SHOWN_SECONDS, Api
@@ -28,8 +30,6 @@ from provisioner.clouds.aws.network import (
     zones_of,
 )
 from provisioner.clouds.cloud import UNFINISHED, ModuleVariables, SharedNetwork, StackValues, TerraformType
-from provisioner.errors import HostError, UsageError
-from provisioner.models import Destination, Environment, Record, Role
 from provisioner.store.files import locked, write_atomically
 from provisioner.store.images import ImageStore
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from provisioner.base.errors import HostError, InfrastructureError, UsageError
 from provisioner.clouds.aws.api import Api, asking
-from provisioner.errors import HostError, InfrastructureError, UsageError
 
 Market = Literal["on-demand", "spot"]
 MARKETS: tuple[Market, ...] = ("on-demand", "spot")

@@ -6,12 +6,12 @@ import os
 import subprocess
 from pathlib import Path
 
-from provisioner import child_environment
+from provisioner.base import child_environment
+from provisioner.base.errors import CapacityError, ImageBuildError, InfrastructureError
+from provisioner.base.models import MachineRecord
 from provisioner.clouds.local import images
 from provisioner.clouds.local.frozen import snapshots
 from provisioner.clouds.local.vm import disk, disk_layers, qemu
-from provisioner.errors import CapacityError, ImageBuildError, InfrastructureError
-from provisioner.models import MachineRecord
 from provisioner.store.images import ImageStore
 
 DISK = "disk.qcow2"

@@ -12,6 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from provisioner.base.config import Settings
+from provisioner.base.errors import CapacityError, InfrastructureError, StillThereError, UsageError
+from provisioner.base.models import BaseImage, Destination, Environment, MachineSize, Role, VMSpec
+from provisioner.base.progress import Progress
 from provisioner.clouds.cloud import (
     Capture,
     Cloud,
@@ -28,10 +32,6 @@ from provisioner.clouds.local.network import captures, egress, outside_view
 from provisioner.clouds.local.network.egress_rules import GATEWAY, MAX_RULES
 from provisioner.clouds.local.vm import disk, kvm, machine_logs, processes, qemu, shutdown
 from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, DEFAULT_MEMORY_GIB, MINIMUM_DISK_GIB
-from provisioner.config import Settings
-from provisioner.errors import CapacityError, InfrastructureError, StillThereError, UsageError
-from provisioner.models import BaseImage, Destination, Environment, MachineSize, Role, VMSpec
-from provisioner.progress import Progress
 from provisioner.ssh.keys import ed25519_key_pair
 from provisioner.store.files import locked, read_end, write_atomically
 from provisioner.store.home import Home

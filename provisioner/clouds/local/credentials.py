@@ -6,9 +6,9 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
+from provisioner.base.models import Environment, Role
 from provisioner.clouds.local.images import DISK_GIB
 from provisioner.clouds.local.network.egress_rules import GATEWAY, GUEST_ADDRESS, RESOLVER
-from provisioner.models import Environment, Role
 
 # As the kernel counts a disk's size.
 SECTORS_PER_GIB = (1 << 30) // 512

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from provisioner import child_environment
+from provisioner.base import child_environment
 from provisioner.clouds.local.vm import kvm
 
 # program -> Debian package

@@ -13,12 +13,12 @@ import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from provisioner import child_environment
-from provisioner.clock import now
+from provisioner.base import child_environment
+from provisioner.base.clock import now
+from provisioner.base.errors import HostError, ImageBuildError
+from provisioner.base.models import BaseImage, Distribution, Role
+from provisioner.base.progress import Progress
 from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, guest_programs, packages
-from provisioner.errors import HostError, ImageBuildError
-from provisioner.models import BaseImage, Distribution, Role
-from provisioner.progress import Progress
 from provisioner.store import images
 from provisioner.store.images import Image, ImageStore
 

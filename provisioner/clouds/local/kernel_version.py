@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from provisioner.printable import beginning, printable
+from provisioner.base.printable import beginning, printable
 
 # Linux, Documentation/arch/x86/boot.rst: a signature, and a pointer to the version less 0x200.
 SIGNATURE, SIGNATURE_AT = b"HdrS", 0x202

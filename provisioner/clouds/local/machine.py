@@ -27,13 +27,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from provisioner import child_environment
+from provisioner.base import child_environment
+from provisioner.base.progress import NOTE_OF_A_PROGRAM
 from provisioner.clouds.local.frozen import sparse_files, templates
 from provisioner.clouds.local.network import captures, egress
 from provisioner.clouds.local.network.egress import start_program
 from provisioner.clouds.local.vm import confinement, credential_port, disk, disk_layers, machine_logs, qemu, shutdown
 from provisioner.clouds.local.vm.processes import own_user
-from provisioner.progress import NOTE_OF_A_PROGRAM
 from provisioner.store.files import openers, read_end
 
 # QEMU opens its control socket in well under a second; on a busy host it may take longer.

@@ -13,10 +13,10 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+from provisioner.base.errors import InfrastructureError, StillThereError
 from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.clouds.local import machine
 from provisioner.clouds.local.vm import qemu
-from provisioner.errors import InfrastructureError, StillThereError
 from provisioner.store.files import remove_tree
 from provisioner.store.home import Home
 

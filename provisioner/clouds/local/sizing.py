@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioner.base.errors import UnavailableError
+from provisioner.base.models import MachineSize, Role, VMSpec
 from provisioner.clouds.cloud import Scarcity
 from provisioner.clouds.sizing import size_of_aux_vm, size_of_primary
-from provisioner.errors import UnavailableError
-from provisioner.models import MachineSize, Role, VMSpec
 
 if TYPE_CHECKING:  # reading manifests takes YAML, which takes long to import
     from provisioner.family.manifest import Resources

@@ -15,9 +15,9 @@ from ipaddress import ip_network
 import boto3
 import pytest
 
+from provisioner.base.config import load_settings
+from provisioner.base.models import Destination
 from provisioner.clouds.aws.cloud import AwsCloud
-from provisioner.config import load_settings
-from provisioner.models import Destination
 from provisioner.session import Session
 from provisioner.store.home import Home
 from tests.aws.ec2.cloud import Ec2Cloud

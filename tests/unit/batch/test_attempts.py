@@ -13,18 +13,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from provisioner import signals
-from provisioner.batch import attempts, settlement
-from provisioner.batch.attempts import Attempt
-from provisioner.batch.results import as_jsonl
-from provisioner.batch.steps import Costs, Failure, UpStep, interruption
-from provisioner.batch.suite import Run, Suite
-from provisioner.batch.workflow import AttemptResult, build_row
-from provisioner.clock import now
-from provisioner.clouds.cloud import EnvironmentResources, TerminationReason
-from provisioner.costs.ledger import Entry, Ledger
-from provisioner.environment import agent, lifecycle, planning
-from provisioner.errors import (
+from provisioner.base import signals
+from provisioner.base.clock import now
+from provisioner.base.errors import (
     AgentError,
     BudgetError,
     Interrupted,
@@ -33,11 +24,20 @@ from provisioner.errors import (
     TaskError,
     UsageError,
 )
+from provisioner.base.models import Endpoint, Environment, MachineRecord, MachineSize, ScoreLogEntry, TaskSetup
+from provisioner.batch import attempts, settlement
+from provisioner.batch.attempts import Attempt
+from provisioner.batch.results import as_jsonl
+from provisioner.batch.steps import Costs, Failure, UpStep, interruption
+from provisioner.batch.suite import Run, Suite
+from provisioner.batch.workflow import AttemptResult, build_row
+from provisioner.clouds.cloud import EnvironmentResources, TerminationReason
+from provisioner.costs.ledger import Entry, Ledger
+from provisioner.environment import agent, lifecycle, planning
 from provisioner.family.loader import load_family
 from provisioner.machines import claims
 from provisioner.machines.destroy import marked
 from provisioner.machines.recordings import keep_logs, sealed
-from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, ScoreLogEntry, TaskSetup
 from provisioner.recording.published import check_results
 from provisioner.session import Session
 from provisioner.store.files import is_locked

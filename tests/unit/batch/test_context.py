@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.config import Settings
+from provisioner.base.errors import MissingVariablesError, UsageError
 from provisioner.batch import context as context_module
 from provisioner.batch.context import BatchContext, batch_costs
 from provisioner.batch.live_status import LiveStatus
 from provisioner.batch.suite import Run, Suite
-from provisioner.config import Settings
 from provisioner.costs.ledger import Entry, Ledger
-from provisioner.errors import MissingVariablesError, UsageError
 from provisioner.images import build
 from provisioner.machines.apply_batcher import ApplyBatcher
 from provisioner.store.home import Home

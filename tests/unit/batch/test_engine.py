@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.errors import InfrastructureError, Interrupted
 from provisioner.batch.engine import Engine, Json, QueueClient, RunState, postgres_url, sqlite_url
 from provisioner.batch.steps import ScoreStep, Step
 from provisioner.batch.workflow import StepRunner
-from provisioner.errors import InfrastructureError, Interrupted
 from tests.waiting import BOUND_SECONDS, until
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from provisioner.base.errors import Interrupted
 from provisioner.batch.live_status import LiveStatus, RunProgress
-from provisioner.errors import Interrupted
 
 
 def test_a_run_that_starts_again_before_its_end_stays_active() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from provisioner.base.errors import LivenessLostError
 from provisioner.batch.liveness import LivenessLock
-from provisioner.errors import LivenessLostError
 
 
 def test_an_unreachable_database_is_a_lost_connection() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.errors import InfrastructureError, UsageError
 from provisioner.batch.records import LOCK, Batch, Batches, jobs_of, suite_for
 from provisioner.batch.rows import failed_row
 from provisioner.batch.suite import Run, Suite
-from provisioner.errors import InfrastructureError, UsageError
 from provisioner.recording.manifest import load, problems, seal
 from provisioner.store.files import is_locked
 from provisioner.store.home import Home

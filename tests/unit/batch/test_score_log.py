@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from provisioner import strict_json
+from provisioner.base import strict_json
+from provisioner.base.models import ScoreLogEntry
 from provisioner.batch.results import Row, as_jsonl
 from provisioner.batch.score_log import MAX_BYTES, MAX_ENTRIES, LoggedScore, ScoreLog, bounded
-from provisioner.models import ScoreLogEntry
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 

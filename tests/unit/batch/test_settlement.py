@@ -6,12 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from provisioner.base.clock import TEARDOWN, now
+from provisioner.base.errors import InfrastructureError
 from provisioner.batch import settlement
-from provisioner.clock import now
 from provisioner.costs.ledger import Entry
-from provisioner.errors import InfrastructureError
 from provisioner.session import Session
-from provisioner.ttl import TEARDOWN
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment
 
@@ -51,7 +50,7 @@ def test_an_orphan_whose_launch_lies_ahead_is_not_waited_for_longer(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("provisioner.signals.wait", lambda seconds, _: waits.append(seconds))
+    monkeypatch.setattr("provisioner.base.signals.wait", lambda seconds, _: waits.append(seconds))
     reserve(session, "env", launched=-3 * HOUR, left=4 * HOUR)
     settlement.settle_orphan(session, "env", wait=True)
     assert waits == [settlement.MAX_CREATION.total_seconds()]

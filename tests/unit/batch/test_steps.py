@@ -6,8 +6,7 @@ import errno
 
 import pytest
 
-from provisioner.batch.steps import MESSAGE_CHARACTERS, classify, classify_work_error, describe, interruption
-from provisioner.errors import (
+from provisioner.base.errors import (
     BudgetError,
     CapacityError,
     HostError,
@@ -19,6 +18,7 @@ from provisioner.errors import (
     TerraformError,
     ThrottledError,
 )
+from provisioner.batch.steps import MESSAGE_CHARACTERS, classify, classify_work_error, describe, interruption
 
 
 @pytest.mark.parametrize(

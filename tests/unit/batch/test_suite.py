@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from provisioner.base.errors import UsageError
 from provisioner.batch.suite import expand, family_directories, load_suite, schema
-from provisioner.errors import UsageError
 
 GOOD: dict[str, Any] = {
     "name": "nightly",

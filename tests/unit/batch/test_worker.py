@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 
+from provisioner.base.clock import now
+from provisioner.base.config import Settings
 from provisioner.batch import worker
 from provisioner.batch.engine import QueueClient, RunState
 from provisioner.batch.worker import Worker, reconcile_cancellations
-from provisioner.clock import now
-from provisioner.config import Settings
 from provisioner.store.home import Home
 from tests.waiting import BOUND_SECONDS
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.models import Phase
 from provisioner.batch.results import Row
 from provisioner.batch.score_log import LoggedScore
 from provisioner.batch.steps import AgentStep, Costs, EndStep, Failure, ScoreStep, Step, UpStep
 from provisioner.batch.suite import Run
 from provisioner.batch.workflow import CAPACITY_PAUSE_SECONDS, MAX_ATTEMPTS, run_workflow
-from provisioner.models import Phase
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 RUN = Run(key="fam/main/solver/1", family="/fam", task="main", agent="solver", repetition=1)

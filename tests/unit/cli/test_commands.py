@@ -15,11 +15,11 @@ import pytest
 import typer
 from typer.main import get_command
 
-from provisioner import errors
+from provisioner.base import errors
+from provisioner.base.errors import ProvisionerError
 from provisioner.cli.app import app
 from provisioner.cli.command import command
 from provisioner.cli.output import Result
-from provisioner.errors import ProvisionerError
 from provisioner.version import __version__
 from tests.unit.conftest import CommandLine, nothing_was_created
 from tests.waiting import BOUND_SECONDS

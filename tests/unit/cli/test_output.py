@@ -9,9 +9,9 @@ from typing import NoReturn
 
 import pytest
 
+from provisioner.base.errors import TaskError
 from provisioner.cli.output import Result, render
 from provisioner.cli.terminal import render_error
-from provisioner.errors import TaskError
 
 
 def refuse(constant: str) -> NoReturn:

@@ -21,8 +21,8 @@ import os, sys
 from pathlib import Path
 from provisioner.cli.recorded_program import run_recorded
 from provisioner.recording.casts import Cast
-from provisioner.redaction import Redactor
-from provisioner.signals import no_shield
+from provisioner.base.redaction import Redactor
+from provisioner.base.signals import no_shield
 with Cast(Path(sys.argv[1]), "ssh", Redactor({})) as cast:
     sys.exit(run_recorded(sys.argv[2:], {"PATH": os.environ["PATH"]}, cast, no_shield))
 """

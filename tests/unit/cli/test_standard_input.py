@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import HostError
+from provisioner.base.signals import no_shield
 from provisioner.cli.standard_input import StandardInput, raw_terminal, terminal_size
-from provisioner.errors import HostError
-from provisioner.signals import no_shield
 from provisioner.ssh.connection import Connection
 from tests.unit.fakes.sshd import Sshd
 from tests.unit.ssh.test_connection import login_to

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import UsageError
 from provisioner.cli import submissions
 from provisioner.cli.submissions import read_submission
-from provisioner.errors import UsageError
 
 
 def give(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:

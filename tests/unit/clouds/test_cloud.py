@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from provisioner import package_data
+from provisioner.base.config import data_directory
 from provisioner.clouds.aws.stacks import AwsVariables
 from provisioner.clouds.cloud import ModuleVariables
 from provisioner.clouds.local.cloud import LocalVariables
@@ -17,7 +17,7 @@ COMMON = {"environment_id", "full_internet", "allowed_destinations", "machines"}
 
 @pytest.mark.parametrize(("cloud", "variables"), [("local", LocalVariables), ("aws", AwsVariables)])
 def test_the_variables_and_their_types_are_those_of_the_module(cloud: str, variables: type[ModuleVariables]) -> None:
-    text = (package_data.directory("terraform") / cloud / "environment" / "variables.tf").read_text()
+    text = (data_directory("terraform") / cloud / "environment" / "variables.tf").read_text()
     blocks = re.findall(r'^variable "(\w+)" {\n(.*?)^}', text, re.MULTILINE | re.DOTALL)
     types = {
         name: re.search(r"^  type += (.*?)(?=^  \w+ |^  validation|\Z)", body, re.M | re.S) for name, body in blocks

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.config import Settings
+from provisioner.base.errors import UsageError
 from provisioner.clouds.registry import CLOUDS, DEFAULT_CLOUD, Where, open_cloud
-from provisioner.config import Settings
-from provisioner.errors import UsageError
 from provisioner.store.home import Home
 
 

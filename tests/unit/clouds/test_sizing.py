@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provisioner.base.errors import UnavailableError
+from provisioner.base.models import GpuSpec, MachineSize, VMSpec
 from provisioner.clouds.sizing import size_of_aux_vm, size_of_primary, smallest_size
-from provisioner.errors import UnavailableError
 from provisioner.family.manifest import Resources
-from provisioner.models import GpuSpec, MachineSize, VMSpec
 
 GPU = GpuSpec(count_range=(1, 1), model="h100")
 

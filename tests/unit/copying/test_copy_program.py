@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.frames import frame
 from provisioner.copying import copy_program
 from provisioner.copying.copy_program import END, MAX_DEPTH, PROGRAM, SKIPPED, TreeSender, is_plain_name
-from provisioner.frames import frame
 from tests.unit.copying.test_unpack_program import archive_of, info
 from tests.unit.fakes.copies import directory, file, tree
 

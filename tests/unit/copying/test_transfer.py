@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from provisioner.base.errors import HostError, TaskError, UsageError
 from provisioner.copying import transfer, tree_writer
 from provisioner.copying.copy_program import PIECE_BYTES
-from provisioner.errors import HostError, TaskError, UsageError
 from tests.unit.fakes.copies import HostileMachine, ThisHost, file, pieces, tree
 
 

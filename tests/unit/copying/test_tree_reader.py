@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from provisioner.base.frames import frame
 from provisioner.copying.copy_program import END, PIECE_BYTES, PROGRAM, SKIPPED
 from provisioner.copying.tree_reader import MAX_SKIPPED_NAMED, TreeReader
-from provisioner.frames import frame
 from tests.unit.fakes.copies import directory, file, pieces, tree
 
 TREE = tree(

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from provisioner.base.config import Settings, StandingBudgets
+from provisioner.base.errors import BudgetError, InfrastructureError
+from provisioner.base.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.clouds.local.cloud import LocalCloud
-from provisioner.config import Settings, StandingBudgets
 from provisioner.costs.ledger import Budget, Entry, Ledger, Spending, totals
 from provisioner.costs.prices import micro_usd
-from provisioner.errors import BudgetError, InfrastructureError
 from provisioner.machines.claims import reserve
-from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.session import Session
 from provisioner.store.home import Home
 from tests.unit.conftest import CommandLine

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.redaction import Redactor
 from provisioner.driver.output_tee import OutputTee
 from provisioner.recording.manifest import added, load, problems, seal
-from provisioner.redaction import Redactor
 from provisioner.store.files import write_atomically
 
 REDACTOR = Redactor({"TOKEN": "s3cret-value"})

@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
+from provisioner.base.errors import TaskError
+from provisioner.base.redaction import Redactor
 from provisioner.driver.task_driver import ANSWER_OUTPUT_BYTES, STREAM_LIMIT_BYTES, TaskDriver
-from provisioner.errors import TaskError
-from provisioner.redaction import Redactor
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import OUTPUT_LIMIT_BYTES, BoundedBuffer, Completed, StreamSize
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.models import Environment
 from provisioner.environment import agent
 from provisioner.family.loader import TaskFamily
-from provisioner.models import Environment
 from provisioner.session import Session
 from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.cloud import FakeCloud

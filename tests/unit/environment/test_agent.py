@@ -16,17 +16,17 @@ from typing import Any, NoReturn
 
 import pytest
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import AgentError, HostError, MachineLostError, TaskError, UsageError
+from provisioner.base.frames import frame
+from provisioner.base.models import Environment
 from provisioner.copying.transfer import COPY_SECONDS
 from provisioner.driver.output_tee import LOG_LIMIT_BYTES
 from provisioner.environment import agent as module
 from provisioner.environment.agent import AgentCommand, run_agent
 from provisioner.environment.lifecycle import intermediate_score
 from provisioner.environment.outcomes import primary_runs
-from provisioner.errors import AgentError, HostError, MachineLostError, TaskError, UsageError
 from provisioner.family.files import digest_files
-from provisioner.frames import frame
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exec_frames import EXIT

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
+from provisioner.base.errors import UsageError
+from provisioner.base.models import Destination
 from provisioner.environment.allowlist import AllowedDestination, parse_destination, resolve
-from provisioner.errors import UsageError
-from provisioner.models import Destination
 
 
 @pytest.mark.parametrize(

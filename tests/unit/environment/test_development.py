@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import ProvisionerError, StillThereError, TaskFamilyError
+from provisioner.base.models import Environment
 from provisioner.environment import development, lifecycle
 from provisioner.environment.development import Development, state_of
-from provisioner.errors import ProvisionerError, StillThereError, TaskFamilyError
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.files import write_atomically
 from tests.unit.fakes.cloud import FakeCloud

@@ -9,12 +9,12 @@ from decimal import Decimal
 
 import pytest
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import BudgetError, Interrupted, LivenessLostError, MachineLostError, UsageError
+from provisioner.base.models import Environment
 from provisioner.costs.ledger import Spending
 from provisioner.environment.lifecycle import destroy, extend
-from provisioner.errors import BudgetError, Interrupted, LivenessLostError, MachineLostError, UsageError
 from provisioner.machines import claims
-from provisioner.models import Environment
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import environment, up

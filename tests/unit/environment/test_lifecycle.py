@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from provisioner.clock import now
-from provisioner.environment import agent, lifecycle, operations, planning
-from provisioner.environment.lifecycle import extend
-from provisioner.errors import (
+from provisioner.base.clock import now
+from provisioner.base.errors import (
     CapacityError,
     ImageBuildError,
     IsolationError,
@@ -24,10 +22,12 @@ from provisioner.errors import (
     TaskError,
     UsageError,
 )
+from provisioner.base.models import Destination, Environment, Role
+from provisioner.environment import agent, lifecycle, operations, planning
+from provisioner.environment.lifecycle import extend
 from provisioner.family.loader import TaskFamily
 from provisioner.isolation.proof import prove_isolation
 from provisioner.machines import claims
-from provisioner.models import Destination, Environment, Role
 from provisioner.session import Phases, Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.environments import new_id

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import MissingVariablesError, SubmissionError, TaskError, UsageError
+from provisioner.base.models import Environment
 from provisioner.driver.task_driver import TaskDriver
 from provisioner.environment import operations
-from provisioner.errors import MissingVariablesError, SubmissionError, TaskError, UsageError
 from provisioner.machines.connect import connect
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from tests.unit.fakes.guest import Fails, Guest

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import AgentError, MachineLostError
+from provisioner.base.models import Breakdown, Outcome, Role, ScoreLogEntry
 from provisioner.clouds.cloud import TerminationReason
 from provisioner.environment.outcomes import (
     Loss,
@@ -18,8 +20,6 @@ from provisioner.environment.outcomes import (
     find_cause,
     primary_runs,
 )
-from provisioner.errors import AgentError, MachineLostError
-from provisioner.models import Breakdown, Outcome, Role, ScoreLogEntry
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import environment, up

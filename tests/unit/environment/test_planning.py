@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import UnavailableError, UsageError
+from provisioner.base.models import MachineSize, Role
 from provisioner.clouds.local import sizing as local_sizing
 from provisioner.costs.prices import CostLine
 from provisioner.environment import lifecycle, planning
 from provisioner.environment.planning import forecast
-from provisioner.errors import UnavailableError, UsageError
 from provisioner.family.check import Checked
 from provisioner.family.loader import TaskFamily
-from provisioner.models import MachineSize, Role
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import SETUP

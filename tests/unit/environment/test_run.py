@@ -11,15 +11,15 @@ from typing import Any, NoReturn
 
 import pytest
 
+from provisioner.base.errors import AgentError, IsolationError, StillThereError, TaskError, UsageError
+from provisioner.base.models import Environment
 from provisioner.clouds.cloud import TerminationReason
 from provisioner.environment import lifecycle
 from provisioner.environment.agent import AgentCommand
 from provisioner.environment.run import run, run_tests
-from provisioner.errors import AgentError, IsolationError, StillThereError, TaskError, UsageError
 from provisioner.family.loader import TaskFamily
 from provisioner.machines import claims, launch
 from provisioner.machines.destroy import clear_away
-from provisioner.models import Environment
 from provisioner.recording import casts
 from provisioner.recording.manifest import load
 from provisioner.session import Session

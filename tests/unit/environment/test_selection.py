@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import StillThereError, UsageError
+from provisioner.base.models import Environment
 from provisioner.costs.ledger import Entry
 from provisioner.environment import lifecycle
 from provisioner.environment.selection import destroy_damaged, select_for_destroy
-from provisioner.errors import StillThereError, UsageError
 from provisioner.machines import claims
-from provisioner.models import Environment
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment, told_of, up

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from provisioner.clock import now
-from provisioner.costs.ledger import Spending
-from provisioner.environment import lifecycle, operations, snapshots
-from provisioner.errors import (
+from provisioner.base.clock import now
+from provisioner.base.errors import (
     BudgetError,
     HostError,
     InfrastructureError,
@@ -23,9 +21,11 @@ from provisioner.errors import (
     TaskError,
     UsageError,
 )
+from provisioner.base.models import Environment, ScoreLogEntry
+from provisioner.costs.ledger import Spending
+from provisioner.environment import lifecycle, operations, snapshots
 from provisioner.machines import claims, launch
 from provisioner.machines.apply_batcher import ApplyBatcher
-from provisioner.models import Environment, ScoreLogEntry
 from provisioner.session import Session
 from provisioner.ssh.keys import ed25519_key_pair
 from provisioner.store.environments import RECORD

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.config import Settings
+from provisioner.base.models import Environment, Status
 from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.clouds.local.cloud import LocalCloud
-from provisioner.config import Settings
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import snapshots
 from provisioner.environment.sweep import find, orphan_reason, sweep
 from provisioner.machines import claims
-from provisioner.models import Environment, Status
 from provisioner.session import Session
 from provisioner.store.home import UNFINISHED, Home
 from provisioner.store.snapshots import SnapshotStore

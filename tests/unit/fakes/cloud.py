@@ -15,15 +15,21 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.errors import (
+    CapacityError,
+    InfrastructureError,
+    MachineLostError,
+    StillThereError,
+    TerraformError,
+)
+from provisioner.base.models import BaseImage, Environment, MachineSize, Role, VMSpec
+from provisioner.base.progress import Progress
 from provisioner.clouds.cloud import Cloud, EnvironmentResources, SharedNetwork, StackValues, TerminationReason
 from provisioner.clouds.local.cloud import LocalVariables
 from provisioner.clouds.sizing import size_of_aux_vm, size_of_primary
 from provisioner.costs.prices import CostLine
-from provisioner.errors import CapacityError, InfrastructureError, MachineLostError, StillThereError, TerraformError
 from provisioner.family.manifest import Resources
-from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
-from provisioner.progress import Progress
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.keys import KeyPair

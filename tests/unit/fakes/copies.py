@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, cast
 
+from provisioner.base.frames import frame
 from provisioner.copying.copy_program import DIRECTORY, END, FILE, PIECE, PIECE_BYTES, UP
-from provisioner.frames import frame
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import Completed
 from tests.unit.fakes.exec_call import GUEST_PYTHON

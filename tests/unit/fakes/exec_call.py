@@ -17,8 +17,8 @@ from typing import Any
 
 import paramiko
 
+from provisioner.base.frames import HEADER, frame
 from provisioner.clouds.guest_files import GUEST
-from provisioner.frames import HEADER, frame
 from provisioner.ssh.exec_frames import EXIT, REQUEST, STARTED, STDERR, STDIN, STDIN_END, STDOUT
 
 # The real server, without cgroups: those of this host are not for tests.

@@ -9,7 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.models import BaseImage, Distribution, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.family.setup_data import parse_setup_data
 from provisioner.images import build
@@ -17,7 +18,6 @@ from provisioner.images.layers import family_image_name
 from provisioner.isolation.proof import prove_isolation
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.create import create_machines, record_environment
-from provisioner.models import BaseImage, Distribution, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.session import Session
 from provisioner.store.images import Image
 from tests.unit.fakes.sshd import Sshd

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import TaskFamilyError, UsageError
+from provisioner.base.models import MachineSize, TaskSetup
 from provisioner.clouds.local.sizing import check_machine_fits
 from provisioner.clouds.sizing import size_of_aux_vm
 from provisioner.environment.allowlist import parse_destination
-from provisioner.errors import TaskFamilyError, UsageError
 from provisioner.family.build_steps import check_build_steps, parse_build_steps
 from provisioner.family.env_file import check_required, load_env_file
 from provisioner.family.loader import load_family
 from provisioner.family.manifest import parse_manifest
 from provisioner.family.setup_data import parse_setup_data, parse_vm_spec, require_task
-from provisioner.models import MachineSize, TaskSetup
 
 GOOD_MODULE = "class TaskFamily:\n    @staticmethod\n    def get_tasks():\n        return {}\n"
 NAN, INFINITY = float("nan"), float("inf")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import TaskFamilyError
+from provisioner.base.errors import TaskFamilyError
 from provisioner.family.build_steps import check_build_steps, load_build_steps, parse_build_steps
 
 

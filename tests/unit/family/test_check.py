@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from provisioner.errors import MissingVariablesError, TaskFamilyError, UsageError
+from provisioner.base.errors import MissingVariablesError, TaskFamilyError, UsageError
 from provisioner.family import source
 from provisioner.family.check import check_family, refuse_mistakes
 from provisioner.family.findings import Rule

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import MissingVariablesError, UsageError
+from provisioner.base.errors import MissingVariablesError, UsageError
+from provisioner.base.models import TaskSetup, VMSpec
 from provisioner.family.env_file import check_required, is_variable_name, load_env_file, select_required
-from provisioner.models import TaskSetup, VMSpec
 
 AUX = VMSpec(cpu_count_range=(1, 1), ram_gib_range=(1, 1))
 

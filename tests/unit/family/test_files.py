@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from provisioner.errors import TaskFamilyError
+from provisioner.base.errors import TaskFamilyError
 from provisioner.family import files
 from provisioner.family.files import check_glob, digest_files, is_skipped, list_files, matching
 from provisioner.family.manifest import parse_manifest

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import TaskFamilyError
+from provisioner.base.errors import TaskFamilyError
 from provisioner.family import findings
 from provisioner.family.check import refuse_mistakes
 from provisioner.family.findings import MAXIMUM_CHARACTERS, MAXIMUM_FINDINGS, Finding, Level, bounded

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import FAMILIES_PAGE, Section, TaskFamilyError, UsageError, explained
+from provisioner.base.errors import FAMILIES_PAGE, Section, TaskFamilyError, UsageError, explained
+from provisioner.base.models import FileBuildStep, ShellBuildStep
 from provisioner.family import files
 from provisioner.family.build_steps import load_build_steps, parse_build_steps
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.family.manifest import parse_manifest
 from provisioner.family.setup_data import parse_setup_data, parse_vm_spec
 from provisioner.images.layers import family_image_name
-from provisioner.models import FileBuildStep, ShellBuildStep
 
 MODULE = "class TaskFamily:\n    def get_tasks(): return {}\n"
 

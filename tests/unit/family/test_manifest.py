@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import TaskFamilyError
+from provisioner.base.errors import TaskFamilyError
 from provisioner.family.manifest import Manifest, Resources, Scoring, load_manifest, parse_manifest
 
 FULL = """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import TaskFamilyError
+from provisioner.base.errors import TaskFamilyError
 from provisioner.family.check import check_family
 from provisioner.family.loader import load_family
 from provisioner.family.new_family import write_family

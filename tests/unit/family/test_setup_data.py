@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from provisioner.errors import TaskFamilyError, UsageError
+from provisioner.base.errors import TaskFamilyError, UsageError
+from provisioner.base.models import FileBuildStep, GpuSpec, SetupData, ShellBuildStep, VMSpec
 from provisioner.family.setup_data import closest, parse_setup_data, parse_vm_spec, require_task
-from provisioner.models import FileBuildStep, GpuSpec, SetupData, ShellBuildStep, VMSpec
 
 FULL = {
     "standard_version": "0.5.0",

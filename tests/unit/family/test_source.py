@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import TaskFamilyError
+from provisioner.base.errors import TaskFamilyError
 from provisioner.family.findings import task_names
 from provisioner.family.loader import load_family
 from provisioner.family.source import MAXIMUM_TOKENS, FamilySource, check_module, parse_module, read_source

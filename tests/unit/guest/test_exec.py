@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.frames import HEADER, frame
+from provisioner.base.frames import HEADER, frame
 from provisioner.ssh.exec_frames import REQUEST, STDIN, STDIN_END, STDOUT, Answers, CallEnd
 from tests.unit.fakes.exec_call import GUEST_PYTHON, SERVER, header
 from tests.waiting import BOUND_SECONDS, until

@@ -8,12 +8,12 @@ from typing import Any, get_args
 
 import pytest
 
-from provisioner.errors import ImageBuildError, TaskFamilyError
+from provisioner.base.errors import ImageBuildError, TaskFamilyError
+from provisioner.base.models import Architecture, BaseImage, Distribution, VMSpec
 from provisioner.family.loader import load_family
 from provisioner.family.setup_data import parse_vm_spec
 from provisioner.images import build
 from provisioner.images.layers import aux_image_name, disk_gib, family_image_name
-from provisioner.models import Architecture, BaseImage, Distribution, VMSpec
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import SETUP, Fails

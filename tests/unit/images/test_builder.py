@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import BudgetError, ImageBuildError, MachineLostError, TerraformError
+from provisioner.base.errors import BudgetError, ImageBuildError, MachineLostError, TerraformError
+from provisioner.base.models import BaseImage
 from provisioner.images import builder
 from provisioner.images.builder import DEBUGGING, Builder, build, look_into
 from provisioner.machines.connect import connect
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import BaseImage
 from provisioner.session import Session
 from provisioner.store.files import is_locked
 from tests.unit.fakes.clock import WaitingClock

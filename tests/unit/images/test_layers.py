@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from provisioner.errors import ImageBuildError
+from provisioner.base.errors import ImageBuildError
+from provisioner.base.models import VMSpec
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.family.setup_data import parse_vm_spec
 from provisioner.images import build, layers
 from provisioner.images.layers import aux_image_name, aux_layer_names, changes, family_image_name, inputs, layer_names
-from provisioner.models import VMSpec
 from provisioner.session import Session
 from provisioner.store.images import Image, Inputs
 from tests.unit.fakes.cloud import FakeCloud

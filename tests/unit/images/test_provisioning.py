@@ -9,10 +9,11 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from provisioner.base.errors import ImageBuildError, TaskError, TaskFamilyError
+from provisioner.base.models import BaseImage, Endpoint, FileBuildStep, SetupData
 from provisioner.driver.task_driver import TaskDriver
 from provisioner.environment import operations
 from provisioner.environment.outcomes import LOGS_OF_PHASES
-from provisioner.errors import ImageBuildError, TaskError, TaskFamilyError
 from provisioner.family.loader import TaskFamily
 from provisioner.images import provisioning
 from provisioner.images.provisioning import (
@@ -25,7 +26,6 @@ from provisioner.images.provisioning import (
     send_other_files,
 )
 from provisioner.machines.connect import connect
-from provisioner.models import BaseImage, Endpoint, FileBuildStep, SetupData
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.keys import Login, ed25519_key_pair

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
-from provisioner.errors import Interrupted, UsageError
+from provisioner.base.errors import Interrupted, UsageError
+from provisioner.base.progress import Silence
 from provisioner.inspect import blocking
 from provisioner.inspect.blocking import (
     LAUNCHES_AT_ONCE,
@@ -22,7 +23,6 @@ from provisioner.inspect.blocking import (
     prepare,
     reporting,
 )
-from provisioner.progress import Silence
 from tests.unit.fakes.clock import WaitingClock
 from tests.waiting import BOUND_SECONDS, until, until_in_loop
 

@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner, Result
 from inspect_ai._cli.sandbox import sandbox_command
 
+from provisioner.base.models import Environment
 from provisioner.machines import claims
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import RECORD
 from provisioner.store.home import UNFINISHED

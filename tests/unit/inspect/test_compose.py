@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from inspect_ai.util import ComposeConfig
 
-from provisioner.errors import HostError, UsageError
+from provisioner.base.errors import HostError, UsageError
 from provisioner.inspect import compose
 from provisioner.inspect.compose import is_compose, program, read, resolve, run
 from provisioner.inspect.compose_project import translated

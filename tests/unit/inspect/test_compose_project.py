@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.errors import UsageError
+from provisioner.base.errors import UsageError
 from provisioner.inspect.compose import METADATA, read
 from provisioner.inspect.compose_project import SLICE, Project, bases, translated
 

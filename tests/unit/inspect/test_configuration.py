@@ -12,7 +12,7 @@ from inspect_ai.util import SandboxEnvironmentSpec
 from inspect_ai.util._sandbox.compose import ComposeConfig, is_docker_compatible_sandbox_type
 from inspect_ai.util._sandbox.environment import deserialize_sandbox_specific_config
 
-from provisioner.errors import UsageError
+from provisioner.base.errors import UsageError
 from provisioner.inspect.configuration import (
     COMPOSE_FILE_NAMES,
     FILE_NAMES,

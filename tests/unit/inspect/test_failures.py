@@ -16,7 +16,7 @@ from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentLimits
 from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
 from rich.console import Console
 
-from provisioner.errors import (
+from provisioner.base.errors import (
     BudgetError,
     CommandTimeoutError,
     HostError,
@@ -27,6 +27,7 @@ from provisioner.errors import (
     TaskError,
     UsageError,
 )
+from provisioner.base.redaction import Redactor
 from provisioner.inspect.evals import PrerequisiteError
 from provisioner.inspect.failures import (
     MOST_CHARACTERS,
@@ -37,7 +38,6 @@ from provisioner.inspect.failures import (
     file_errors,
     full_message,
 )
-from provisioner.redaction import Redactor
 from provisioner.ssh.exchange import Completed
 
 # What Inspect has room for on a terminal, beside its own words.

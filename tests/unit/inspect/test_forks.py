@@ -16,9 +16,9 @@ from inspect_ai.log import EvalLog
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 
+from provisioner.base.errors import CapacityError, InfrastructureError, ProvisionerError
 from provisioner.costs.prices import MICRO
 from provisioner.environment import lifecycle, snapshots, sweep
-from provisioner.errors import CapacityError, InfrastructureError, ProvisionerError
 from provisioner.inspect import clean_up, evals, forks, sample, services
 from provisioner.inspect import sandbox as sandbox_module
 from provisioner.inspect.compose_project import Project

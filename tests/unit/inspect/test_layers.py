@@ -15,7 +15,7 @@ from inspect_ai.log._transcript import Transcript, init_transcript
 from inspect_ai.util import ComposeConfig, ComposeService, SandboxEnvironmentSpec
 from pydantic import BaseModel
 
-from provisioner.errors import UsageError
+from provisioner.base.errors import UsageError
 from provisioner.inspect import evals, sandbox
 from provisioner.inspect.configuration import Configuration, configuration_of, from_log, with_metadata
 from provisioner.inspect.evals import Origin

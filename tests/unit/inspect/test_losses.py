@@ -19,9 +19,8 @@ from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use
 from inspect_ai.tool import Tool, bash
 from inspect_ai.util import SandboxEnvironmentSpec, SandboxUnavailableError, sandbox
 
-from provisioner.clock import now
-from provisioner.clouds.cloud import TerminationReason
-from provisioner.errors import (
+from provisioner.base.clock import now
+from provisioner.base.errors import (
     CommandTimeoutError,
     HostError,
     MachineLostError,
@@ -29,6 +28,7 @@ from provisioner.errors import (
     TaskError,
     ThrottledError,
 )
+from provisioner.clouds.cloud import TerminationReason
 from provisioner.inspect import scoring
 from provisioner.inspect.configuration import Configuration, Machine
 from provisioner.inspect.failures import LossError

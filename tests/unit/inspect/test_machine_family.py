@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import UsageError
+from provisioner.base.errors import UsageError
+from provisioner.base.models import ShellBuildStep
 from provisioner.images import build
 from provisioner.images.layers import family_image_name
 from provisioner.inspect import machine_family
@@ -36,7 +37,6 @@ from provisioner.inspect.machine_family import (
     project_of,
     remove_abandoned,
 )
-from provisioner.models import ShellBuildStep
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import told_of

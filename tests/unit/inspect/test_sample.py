@@ -12,8 +12,8 @@ from decimal import Decimal
 import anyio
 import pytest
 
-from provisioner.config import Settings
-from provisioner.errors import BudgetError, ShortageError
+from provisioner.base.config import Settings
+from provisioner.base.errors import BudgetError, ShortageError
 from provisioner.inspect import blocking, forks, sample
 from provisioner.inspect.configuration import Configuration, Machine
 from provisioner.inspect.evals import Origin

@@ -25,8 +25,7 @@ from inspect_ai.util import (
 )
 from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
 
-from provisioner.environment import lifecycle
-from provisioner.errors import (
+from provisioner.base.errors import (
     CommandTimeoutError,
     Interrupted,
     IsolationError,
@@ -38,6 +37,8 @@ from provisioner.errors import (
     TaskFamilyError,
     UsageError,
 )
+from provisioner.base.models import Distribution
+from provisioner.environment import lifecycle
 from provisioner.images import build
 from provisioner.inspect import clean_up, configuration, sample, services
 from provisioner.inspect import sandbox as sandbox_module
@@ -49,7 +50,6 @@ from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.inspect.services import Watch
 from provisioner.machines.connect import connect
-from provisioner.models import Distribution
 from provisioner.session import Session
 from provisioner.ssh.connection import HANDSHAKE_SECONDS, Connection
 from provisioner.ssh.exchange import Completed

@@ -14,8 +14,8 @@ from inspect_ai.tool import ToolCall
 from inspect_ai.util import ExecResult, SandboxEnvironment, Store, store_as
 from inspect_ai.util._store import init_subtask_store
 
+from provisioner.base.errors import TaskError
 from provisioner.environment.operations import SUBMISSION
-from provisioner.errors import TaskError
 from provisioner.family.scores import ScoreResult, classify_score
 from provisioner.inspect import scoring
 from provisioner.inspect.sandbox import ProvisionerSandbox

@@ -24,7 +24,8 @@ from typing import Any, NoReturn, Self, cast
 import pytest
 from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
 
-from provisioner.errors import CommandTimeoutError, MachineLostError, ProvisionerError, TaskError
+from provisioner.base.errors import CommandTimeoutError, MachineLostError, ProvisionerError, TaskError
+from provisioner.base.models import Role
 from provisioner.inspect import sandbox, services
 from provisioner.inspect.compose_project import Project
 from provisioner.inspect.configuration import Configuration, Machine, configuration_of
@@ -32,7 +33,6 @@ from provisioner.inspect.failures import LossError, NotUpError
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox, ServiceSandbox
 from provisioner.inspect.services import MEMORY_PROGRAM, Container, Watch, on_console, start, wait_until_ready
-from provisioner.models import Role
 from provisioner.ssh.calls import Calls
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import Completed, StreamSize

@@ -18,7 +18,8 @@ from inspect_ai import Task
 from inspect_ai._eval.loader import load_tasks, resolve_task_args
 from inspect_ai._util.config import parse_cli_args
 
-from provisioner.errors import UsageError
+from provisioner.base.errors import UsageError
+from provisioner.base.signals import SIGNALS
 from provisioner.family.loader import TaskFamily
 from provisioner.images import build
 from provisioner.inspect import entry_points
@@ -28,7 +29,6 @@ from provisioner.inspect.failures import PreparationError
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.task_family import Call, FamilySamples, load, tool_call
 from provisioner.session import Session
-from provisioner.signals import SIGNALS
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import SETUP

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from provisioner.base.models import Role
 from provisioner.isolation import canary
 from provisioner.isolation.canary import Canary
-from provisioner.models import Role
 from tests.waiting import BOUND_SECONDS, until
 
 WORDS: dict[Role, str] = {"primary": "0123456789abcdef" * 2, "aux": "fedcba9876543210" * 2}

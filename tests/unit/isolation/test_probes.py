@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from provisioner.errors import IsolationError
+from provisioner.base.errors import IsolationError
+from provisioner.base.models import Destination, Endpoint, ProbeResult, Role
 from provisioner.isolation.probes import CanaryPorts, Questions, evaluate, questions, require
-from provisioner.models import Destination, Endpoint, ProbeResult, Role
 from tests.unit.fakes.probes import answers, honest_answers
 from tests.unit.fakes.world import environment
 

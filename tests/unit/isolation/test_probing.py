@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.errors import IsolationError, MachineLostError
 from provisioner.clouds.guest_files import SENT
-from provisioner.errors import IsolationError, MachineLostError
 from provisioner.isolation import proof
 from provisioner.ssh.exchange import Completed
 from tests.unit.fakes.probes import honest_answers, request_in

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.errors import IsolationError
+from provisioner.base.errors import IsolationError
 from provisioner.recording.isolation import DETAIL_CHARACTERS, Proof, load
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from provisioner.base.config import Settings
+from provisioner.base.errors import CapacityError, Interrupted, TerraformError
+from provisioner.base.models import Environment
 from provisioner.clouds.local.cloud import LocalCloud
-from provisioner.config import Settings
-from provisioner.errors import CapacityError, Interrupted, TerraformError
 from provisioner.machines import apply_batcher
 from provisioner.machines.apply_batcher import MAX_PER_STACK, ApplyBatcher, terraform_slots
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import MachineLostError
+from provisioner.base.errors import MachineLostError
 from provisioner.machines import boot
 from provisioner.machines.boot import boot_machines
 from provisioner.session import Session

@@ -9,14 +9,14 @@ from decimal import Decimal
 
 import pytest
 
+from provisioner.base.clock import TEARDOWN
+from provisioner.base.errors import BudgetError, InfrastructureError, UsageError
+from provisioner.base.models import Endpoint
 from provisioner.costs.ledger import Spending
-from provisioner.errors import BudgetError, InfrastructureError, UsageError
 from provisioner.machines import claims
 from provisioner.machines.claims import destruction_lock, environment_lock
-from provisioner.models import Endpoint
 from provisioner.session import Session
 from provisioner.store.files import is_locked
-from provisioner.ttl import TEARDOWN
 from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import environment, told_of, up

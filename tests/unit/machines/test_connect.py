@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import pytest
 
-from provisioner.clock import now
-from provisioner.errors import HostError, MachineLostError, UsageError
+from provisioner.base.clock import now
+from provisioner.base.errors import HostError, MachineLostError, UsageError
+from provisioner.base.models import Environment, Role
 from provisioner.machines.connect import connect, on_all_machines
-from provisioner.models import Environment, Role
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment, told_of, up

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import CapacityError, TerraformError
+from provisioner.base.models import Destination, Distribution, Environment
 from provisioner.clouds.cloud import UNFINISHED, SharedNetwork
-from provisioner.errors import CapacityError, TerraformError
 from provisioner.machines.create import (
     create_machines,
     create_shared_network,
@@ -18,7 +19,6 @@ from provisioner.machines.create import (
     record_environment,
     stack_of,
 )
-from provisioner.models import Destination, Distribution, Environment
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment, told_of, with_aux

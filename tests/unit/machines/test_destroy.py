@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import InfrastructureError, StillThereError, TerraformError
+from provisioner.base.models import Endpoint, Environment
 from provisioner.costs.ledger import Entry
-from provisioner.errors import InfrastructureError, StillThereError, TerraformError
 from provisioner.machines import claims
 from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import Endpoint, Environment
 from provisioner.session import Session
 from provisioner.store.files import is_locked
 from provisioner.store.home import Home

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import MachineLostError
+from provisioner.base.models import Environment
 from provisioner.environment import lifecycle
-from provisioner.errors import MachineLostError
 from provisioner.machines import connect
 from provisioner.machines.connect import connect_kept, end_kept
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.ssh import kept_connection
 from provisioner.ssh.connection import Connection

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from provisioner.errors import StillThereError, UsageError
+from provisioner.base.errors import StillThereError, UsageError
+from provisioner.base.models import Environment
 from provisioner.machines.destroy import clear_away
 from provisioner.machines.launch import MayKeep, launched
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import RECORD
 from provisioner.store.files import is_locked

@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from provisioner.clock import now
+from provisioner.base.clock import now
+from provisioner.base.models import Environment, Outcome
 from provisioner.clouds.cloud import Capture
 from provisioner.machines import recordings
 from provisioner.machines.destroy import clear_away
 from provisioner.machines.recordings import keep_journals, keep_logs, sealed
-from provisioner.models import Environment, Outcome
 from provisioner.recording import manifest, packets
 from provisioner.recording.published import check_directory
 from provisioner.session import Session

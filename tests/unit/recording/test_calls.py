@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.redaction import Redactor
 from provisioner.recording.calls import CALLS, Call, CallLog, in_words, row_of, rows_of
 from provisioner.recording.manifest import seal
-from provisioner.redaction import Redactor
 from provisioner.ssh.connection import Connection
 from provisioner.store.files import write_atomically
 from tests.unit.fakes.sshd import Sshd

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.redaction import Redactor
 from provisioner.driver.output_tee import OutputTee
 from provisioner.recording.casts import Cast, DamagedCastError, Event, events_of, header_of
 from provisioner.recording.manifest import seal
-from provisioner.redaction import Redactor
 from provisioner.store.files import write_atomically
 
 REDACTOR = Redactor({"TOKEN": "s3cret-value"})

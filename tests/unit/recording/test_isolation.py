@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.redaction import Redactor
 from provisioner.recording import isolation
 from provisioner.recording.isolation import Answer, clean, load
-from provisioner.redaction import Redactor
 from tests.unit.recording.proofs import NEIGHBOUR, REFUSED, proof, write
 
 

@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import pytest
 
+from provisioner.base.errors import ProvisionerError, ShortageError
+from provisioner.base.models import Destination, MachineSize, Role
 from provisioner.clouds.cloud import EnvironmentResources
-from provisioner.errors import ProvisionerError, ShortageError
 from provisioner.family.loader import TaskFamily, load_family
-from provisioner.models import Destination, MachineSize, Role
 from provisioner.selftest import checks
 from provisioner.selftest.steps import FAMILY
 from provisioner.session import Session

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.clock import TEARDOWN
+from provisioner.base.errors import HostError
+from provisioner.base.models import Destination
 from provisioner.clouds.aws.catalogue import snapshot
 from provisioner.costs.prices import micro_usd
-from provisioner.errors import HostError
 from provisioner.family.loader import load_family
-from provisioner.models import Destination
 from provisioner.selftest.steps import (
     BUDGET_USD,
     BUILDER_TTL,
@@ -29,7 +30,6 @@ from provisioner.selftest.steps import (
     without_names,
 )
 from provisioner.session import Session
-from provisioner.ttl import TEARDOWN
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.ec2_prices import sell
 from tests.unit.fakes.guest import SETUP as GUEST_SETUP

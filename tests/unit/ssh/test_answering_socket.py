@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import MachineLostError
-from provisioner.models import Endpoint
+from provisioner.base.errors import MachineLostError
+from provisioner.base.models import Endpoint
 from provisioner.ssh import connection as module
 from provisioner.ssh.connection import answering_socket
 from provisioner.ssh.keys import Login

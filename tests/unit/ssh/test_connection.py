@@ -17,9 +17,9 @@ import pytest
 from paramiko import pipe as pipes
 from paramiko.pipe import PosixPipe
 
+from provisioner.base.errors import CommandTimeoutError, MachineLostError, UsageError
+from provisioner.base.models import Endpoint
 from provisioner.copying.transfer import download, upload
-from provisioner.errors import CommandTimeoutError, MachineLostError, UsageError
-from provisioner.models import Endpoint
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import BoundedBuffer
 from provisioner.ssh.keys import Login, ed25519_key_pair

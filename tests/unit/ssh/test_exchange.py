@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from provisioner.frames import HEADER, frame
+from provisioner.base.frames import HEADER, frame
 from provisioner.ssh import exchange as exchange_module
 from provisioner.ssh.exchange import Completed, Deadline, Exchange, InputFeeder, Listener, OutputCollector, StreamSize
 from provisioner.ssh.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDIN, STDIN_END, STDOUT

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from paramiko.common import OPEN_FAILED_CONNECT_FAILED
 
-from provisioner.errors import MachineLostError, NotStartedError
+from provisioner.base.errors import MachineLostError, NotStartedError
 from provisioner.ssh import exec_channel
 from provisioner.ssh.connection import Connection
 from tests.unit.fakes.sshd import Sshd

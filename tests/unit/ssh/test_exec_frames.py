@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from provisioner.base.frames import HEADER, frame
 from provisioner.clouds.guest_files import GUEST
-from provisioner.frames import HEADER, frame
 from provisioner.ssh import exec_frames
 from provisioner.ssh.exec_frames import (
     ALIVE,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import CommandTimeoutError, MachineLostError
+from provisioner.base.signals import no_check
 from provisioner.copying.transfer import download, upload
-from provisioner.errors import CommandTimeoutError, MachineLostError
-from provisioner.signals import no_check
 from provisioner.ssh.calls import SOCKET
 from provisioner.ssh.kept_connection import KeptConnection, end_connection, keep_connection
 from tests.kept import be_patient, keepers

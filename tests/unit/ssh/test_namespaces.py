@@ -12,8 +12,8 @@ from typing import NoReturn
 
 import pytest
 
-from provisioner.errors import MachineLostError
-from provisioner.models import Endpoint
+from provisioner.base.errors import MachineLostError
+from provisioner.base.models import Endpoint
 from provisioner.ssh import connection, namespaces
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.keys import Login, ed25519_key_pair

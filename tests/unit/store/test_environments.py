@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import DamagedRecordError, InfrastructureError, UsageError
-from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
+from provisioner.base.errors import DamagedRecordError, InfrastructureError, UsageError
+from provisioner.base.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.ssh.keys import ed25519_key_pair
 from provisioner.store.environments import EnvironmentStore, new_id
 from provisioner.store.files import locked, write_atomically

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import InfrastructureError
+from provisioner.base.errors import InfrastructureError
 from provisioner.store import files as module
 from provisioner.store.files import (
     Leases,

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from provisioner.clock import now
-from provisioner.errors import HostError, InfrastructureError, UsageError
-from provisioner.models import BaseImage
-from provisioner.progress import Silence
+from provisioner.base.clock import now
+from provisioner.base.errors import HostError, InfrastructureError, UsageError
+from provisioner.base.models import BaseImage
+from provisioner.base.progress import Silence
 from provisioner.store import images
 from provisioner.store.files import locked
 from provisioner.store.home import TEMPLATES, UNFINISHED, Home

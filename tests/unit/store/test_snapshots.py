@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clock import now
-from provisioner.errors import InfrastructureError, UsageError
+from provisioner.base.clock import now
+from provisioner.base.errors import InfrastructureError, UsageError
 from provisioner.ssh.keys import ed25519_key_pair
 from provisioner.store import snapshots
 from provisioner.store.home import UNFINISHED, Home

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.errors import TerraformError
+from provisioner.base.errors import TerraformError
 from provisioner.store.files import holders, is_locked
 from provisioner.terraform import process
 from provisioner.terraform.process import LOCK, terraform_environment

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from provisioner import package_data
+from provisioner.base.config import data_directory
+from provisioner.base.models import Destination
 from provisioner.clouds.local.cloud import LocalVariables
-from provisioner.models import Destination
 from provisioner.terraform.render import (
     OPENTOFU_VERSION,
     VALUES,
@@ -34,7 +34,7 @@ def spec(name: str = "one", image: str = "/nowhere/disk.raw", **changes: object)
 
 def test_a_stack_carries_a_copy_of_its_module() -> None:
     files = render_stack("local", LocalVariables, {"one": spec()})
-    module = package_data.directory("terraform") / "local" / "environment"
+    module = data_directory("terraform") / "local" / "environment"
     copied = {name.rsplit("/", 1)[1]: text for name, text in files.items() if name.startswith("modules/")}
     assert copied == {path.name: path.read_text() for path in module.glob("*.tf")}
     assert set(files) - {f"modules/environment/{name}" for name in copied} == {"main.tf", OPENTOFU_VERSION, VALUES}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import HostError, TerraformError
+from provisioner.base.errors import HostError, TerraformError
 from provisioner.terraform.render import VALUES
 from provisioner.terraform.stack import Stack
 from tests.unit.terraform.conftest import Program, error_line, runs, say, silent

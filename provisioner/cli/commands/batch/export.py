@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
+from provisioner.base.errors import HostError, UsageError
 from provisioner.batch.records import Batches
 from provisioner.batch.report.evidence import gather
 from provisioner.cli.commands.batch.lookup import BatchArgument, DatabaseOption, rows_of
 from provisioner.cli.options import parse_path
 from provisioner.cli.output import Result
-from provisioner.errors import HostError, UsageError
 from provisioner.store.environments import EnvironmentStore
 
 INSTALL_HINT = (

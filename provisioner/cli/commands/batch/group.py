@@ -10,6 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from provisioner.base.clock import now
+from provisioner.base.config import load_settings
+from provisioner.base.errors import InfrastructureError, ProvisionerError, StillThereError, UsageError
 from provisioner.batch.context import BatchContext, batch_costs
 from provisioner.batch.offers import Offer
 from provisioner.batch.records import Batch, Batches
@@ -37,11 +40,8 @@ from provisioner.cli.home import default_home
 from provisioner.cli.options import DATABASE_VARIABLE, AllowOption, NoRecordOption, parse_path
 from provisioner.cli.output import Result, table
 from provisioner.cli.sessions import session, session_of
-from provisioner.clock import now
-from provisioner.config import load_settings
 from provisioner.environment import lifecycle
 from provisioner.environment.allowlist import parse_destination
-from provisioner.errors import InfrastructureError, ProvisionerError, StillThereError, UsageError
 from provisioner.store.environments import new_id
 from provisioner.store.files import is_locked
 from provisioner.store.home import Home

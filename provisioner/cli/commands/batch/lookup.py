@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from provisioner.base.clock import now
+from provisioner.base.errors import InfrastructureError, UsageError
 from provisioner.batch.engine import QueueClient, RunState
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import Row
@@ -18,8 +20,6 @@ from provisioner.batch.worker import open_client
 from provisioner.cli.home import default_home
 from provisioner.cli.options import DATABASE_VARIABLE, parse_database
 from provisioner.cli.sessions import session
-from provisioner.clock import now
-from provisioner.errors import InfrastructureError, UsageError
 from provisioner.store.files import is_locked
 from provisioner.store.home import Home
 

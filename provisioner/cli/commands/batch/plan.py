@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from provisioner.base.models import MachineSize
 from provisioner.batch.context import TaskForecast
 from provisioner.batch.suite import Suite
 from provisioner.cli.output import Result, names_in_line, table
 from provisioner.clouds.cloud import Scarcity
 from provisioner.costs.prices import MICRO, dollars
 from provisioner.environment.planning import Forecast
-from provisioner.models import MachineSize
 
 COLUMNS = ["FAMILY", "TASK", "RUNS", "INTERNET", "MACHINES"]
 COSTS = ["EACH AT MOST", "ALL AT MOST"]

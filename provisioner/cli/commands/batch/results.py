@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from provisioner.base.errors import BudgetError, InfrastructureError, Interrupted, UsageError
 from provisioner.batch.means import mean
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.report.evidence import gather
@@ -14,7 +15,6 @@ from provisioner.batch.report.page import render
 from provisioner.batch.results import Row, by_task_and_agent
 from provisioner.cli.output import Result, table
 from provisioner.costs.prices import MICRO, dollars
-from provisioner.errors import BudgetError, InfrastructureError, Interrupted, UsageError
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.files import write_atomically
 from provisioner.store.home import Home

@@ -9,6 +9,9 @@ from functools import partial
 
 from rich.console import Console
 
+from provisioner.base.config import load_settings
+from provisioner.base.errors import InfrastructureError, Interrupted, LivenessLostError, UsageError
+from provisioner.base.signals import exit_code
 from provisioner.batch.context import BatchContext, batch_costs
 from provisioner.batch.engine import RunState
 from provisioner.batch.offers import Offer, only_of
@@ -21,9 +24,6 @@ from provisioner.cli.commands.batch.results import final_result
 from provisioner.cli.commands.batch.view import BatchView
 from provisioner.cli.output import Result
 from provisioner.cli.streams import stderr
-from provisioner.config import load_settings
-from provisioner.errors import InfrastructureError, Interrupted, LivenessLostError, UsageError
-from provisioner.signals import exit_code
 from provisioner.store.files import is_locked, locked
 from provisioner.store.home import Home
 

@@ -12,15 +12,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from provisioner.base.clock import elapsed, format_duration, now
+from provisioner.base.printable import beginning, printable, printable_lines
 from provisioner.batch.engine import RunState
 from provisioner.batch.live_status import ActiveRun
 from provisioner.batch.records import Batch
 from provisioner.batch.results import OUTCOMES, Row
 from provisioner.batch.suite import Suite
-from provisioner.clock import elapsed, now
 from provisioner.costs.prices import MICRO, dollars
-from provisioner.printable import beginning, printable, printable_lines
-from provisioner.ttl import format_duration
 
 MAX_RUNS_SHOWN = 20
 # Of the last line that a run's machines have said.

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
+from provisioner.base.clock import now
+from provisioner.base.models import Environment
 from provisioner.batch.context import batch_costs
 from provisioner.batch.engine import RunState
 from provisioner.batch.live_status import OUTPUT_CHARACTERS, ActiveRun
@@ -28,8 +30,6 @@ from provisioner.cli.commands.batch.view import BatchView, summary
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
 from provisioner.cli.streams import stderr
-from provisioner.clock import now
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.files import read_end
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from provisioner import child_environment
+from provisioner.base import child_environment
 from provisioner.clouds.local.vm import disk_layers, qemu, shutdown
 from provisioner.store.files import read_end
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioner import child_environment
+from provisioner.base import child_environment
 from provisioner.clouds.local.frozen import scratch_qemu, templates
 from provisioner.clouds.local.vm import disk, disk_layers, machine_logs, qemu
 from provisioner.store.files import is_locked, locked, read_end, write_atomically

@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from provisioner import unix_socket
+from provisioner.base import unix_socket
+from provisioner.base.printable import last_lines, printable
 from provisioner.clouds.local.frozen import scratch_qemu, shared_memory, sparse_files
 from provisioner.clouds.local.vm import credential_port, disk, disk_layers, machine_logs, qemu
-from provisioner.printable import last_lines, printable
 from provisioner.store.files import locked, remove_tree
 from provisioner.store.home import TEMPLATES, UNFINISHED
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from provisioner import child_environment
+from provisioner.base import child_environment
 from provisioner.clouds.local.vm.processes import is_alive, start_time
 
 _LAYOUT = struct.Struct("<3Q")

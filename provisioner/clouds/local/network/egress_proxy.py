@@ -31,7 +31,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from provisioner import child_environment
+from provisioner.base import child_environment
 from provisioner.clouds.local.network.card import Card
 from provisioner.clouds.local.network.datagrams import DatagramFlows
 from provisioner.clouds.local.network.egress import Counters

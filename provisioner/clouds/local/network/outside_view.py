@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from provisioner.base.models import Environment, Role
 from provisioner.clouds.local.network import captures, egress
 from provisioner.clouds.local.network.egress import Counts
 from provisioner.clouds.local.vm import qemu
-from provisioner.models import Environment, Role
 
 # The machine's address on the management card, where the forwarded port leads (QEMU, "User mode networking").
 SSHD = ("10.0.2.15", "22")

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from provisioner import child_environment
+from provisioner.base import child_environment
 from provisioner.clouds.local.vm.processes import own_user
 
 # linux/sched.h, linux/prctl.h, linux/sockios.h, linux/rtnetlink.h, linux/filter.h, asm-generic/socket.h

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from provisioner import unix_socket
+from provisioner.base import unix_socket
 from provisioner.clouds.local.vm import qemu
 
 # In the machine's directory: what the machine gets; and that it has taken it, ever.

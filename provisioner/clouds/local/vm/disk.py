@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from provisioner.base.errors import CapacityError
 from provisioner.clouds.local.vm import qemu
-from provisioner.errors import CapacityError
 from provisioner.store.files import read_end, write_atomically
 
 OVERLAY = "disk.qcow2"

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from provisioner import child_environment
+from provisioner.base import child_environment
 
 # In a machine's directory: the disk that its own is a layer over, and what tells it from a later one of that name.
 LOWER = "disk_lower"

@@ -8,7 +8,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from provisioner import child_environment
+from provisioner.base import child_environment
 from provisioner.clouds.local.vm.processes import own_user
 from provisioner.clouds.local.vm.qemu import confined
 from provisioner.store.files import write_atomically

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from provisioner import unix_socket
+from provisioner.base import unix_socket
 from provisioner.clouds.local.vm import shutdown
 from provisioner.clouds.local.vm.processes import User, is_alive, start_time
 from provisioner.store.files import holders

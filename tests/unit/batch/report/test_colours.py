@@ -12,11 +12,11 @@ import re
 
 import pytest
 
-from provisioner import package_data
+from provisioner.base.config import data_directory
 from provisioner.batch.results import OUTCOMES
 
-STYLE = (package_data.directory("templates") / "report" / "style.css").read_text()
-SHAPES = (package_data.directory("templates") / "report" / "macros.html.j2").read_text()
+STYLE = (data_directory("templates") / "report" / "style.css").read_text()
+SHAPES = (data_directory("templates") / "report" / "macros.html.j2").read_text()
 VISIONS = {
     "usual": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
     "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.batch.report import evidence
 from provisioner.batch.report.evidence import READ_BYTES, gather, is_own
-from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.store.environments import EnvironmentStore, derived_id
 from provisioner.store.home import Home
 from tests.unit.batch.report.samples import BEGIN, row

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from provisioner import package_data
+from provisioner.base.config import data_directory
 from provisioner.batch.report.evidence import Evidence
 from provisioner.batch.report.page import agents, how_it_ran, policy, render, totals
 from tests.unit.batch.report.samples import BEGIN, batch, logged, row
@@ -89,7 +89,7 @@ def test_the_policy_changes_with_the_script() -> None:
 
 
 def test_templates_trust_no_text() -> None:
-    directory = package_data.directory("templates") / "report"
+    directory = data_directory("templates") / "report"
     for path in directory.glob("*.j2"):
         assert not re.search(r"\|\s*safe|autoescape|<script(?!>)|\son\w+=|\sstyle=", path.read_text()), path
     script = (directory / "script.js").read_text()

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.clock import now
+from provisioner.base.errors import BudgetError, HostError
+from provisioner.base.models import Destination, Environment
 from provisioner.cli.commands import aws_check
-from provisioner.clock import now
 from provisioner.costs.ledger import Entry, Spending
 from provisioner.environment import lifecycle
-from provisioner.errors import BudgetError, HostError
 from provisioner.family.loader import load_family
-from provisioner.models import Destination, Environment
 from provisioner.selftest import steps
 from provisioner.selftest.steps import Step
 from provisioner.session import Session

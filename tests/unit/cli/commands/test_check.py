@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import UnavailableError
 from provisioner.clouds.registry import CLOUDS, CloudEntry
-from provisioner.errors import UnavailableError
 from tests.unit.conftest import CommandLine, nothing_was_created
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.family.families import GOOD, TASKS, VARIABLES, changed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clock import now
+from provisioner.base.clock import now
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.store.home import Home
 from tests.unit.conftest import CommandLine

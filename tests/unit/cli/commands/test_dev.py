@@ -7,9 +7,9 @@ from typing import NoReturn
 
 import pytest
 
+from provisioner.base.errors import TaskError
 from provisioner.environment import lifecycle, operations
 from provisioner.environment.development import Development
-from provisioner.errors import TaskError
 from provisioner.family.scores import ScoreResult
 from tests.unit.conftest import CommandLine, nothing_was_created
 from tests.unit.fakes.world import environment, family

@@ -8,15 +8,15 @@ from typing import Any, NoReturn
 
 import pytest
 
+from provisioner.base.clock import now
+from provisioner.base.errors import UsageError
+from provisioner.base.models import ScoreLogEntry
 from provisioner.cli.commands import environments
-from provisioner.clock import now
 from provisioner.clouds.local import machine
 from provisioner.clouds.local.cloud import KVM_ANSWER
 from provisioner.clouds.local.vm import kvm
 from provisioner.environment import lifecycle
 from provisioner.environment.operations import IntermediateScore
-from provisioner.errors import UsageError
-from provisioner.models import ScoreLogEntry
 from provisioner.session import Session
 from provisioner.ssh.exchange import StreamSize
 from provisioner.store.home import Home

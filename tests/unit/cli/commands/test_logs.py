@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.clock import now
+from provisioner.base.models import Breakdown, Environment
 from provisioner.cli.commands import logs
 from provisioner.cli.commands.logs import END_GRACE, OVERLAP_BYTES, PIECE_BYTES, Followed, last_lines
-from provisioner.clock import now
-from provisioner.models import Breakdown, Environment
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from tests.unit.conftest import CommandLine

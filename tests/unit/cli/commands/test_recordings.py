@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.clock import now
+from provisioner.base.models import Environment, Outcome
+from provisioner.base.redaction import Redactor
 from provisioner.cli.commands import recordings
-from provisioner.clock import now
 from provisioner.machines.recordings import facts_of
-from provisioner.models import Environment, Outcome
 from provisioner.recording.calls import Call, CallLog
 from provisioner.recording.casts import Cast
 from provisioner.recording.manifest import seal
-from provisioner.redaction import Redactor
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.files import write_atomically
 from provisioner.store.home import Home

@@ -14,14 +14,8 @@ from typing import NoReturn
 import pytest
 import yaml
 
-from provisioner.cli.commands.logs import MAXIMUM_LOGS_BYTES
-from provisioner.clouds.local.images import digest as base_image_digest
-from provisioner.clouds.local.vm.processes import start_time
-from provisioner.clouds.local.vm.qemu import PROCESS
-from provisioner.errors import InfrastructureError
-from provisioner.family.loader import load_family
-from provisioner.images.layers import family_image_name
-from provisioner.models import (
+from provisioner.base.errors import InfrastructureError
+from provisioner.base.models import (
     Endpoint,
     Environment,
     MachineRecord,
@@ -31,6 +25,12 @@ from provisioner.models import (
     TaskSetup,
     TimeLimits,
 )
+from provisioner.cli.commands.logs import MAXIMUM_LOGS_BYTES
+from provisioner.clouds.local.images import digest as base_image_digest
+from provisioner.clouds.local.vm.processes import start_time
+from provisioner.clouds.local.vm.qemu import PROCESS
+from provisioner.family.loader import load_family
+from provisioner.images.layers import family_image_name
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.files import locked
 from provisioner.store.home import Home

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from provisioner.base.clock import now
 from provisioner.cli.commands.images import _in_use
 from provisioner.cli.sessions import session
-from provisioner.clock import now
 from provisioner.store.home import Home
 from provisioner.store.snapshots import Snapshot, SnapshotStore
 from tests.unit.conftest import CommandLine, nothing_was_created

@@ -14,8 +14,8 @@ from pathlib import Path
 import paramiko
 import pytest
 
+from provisioner.base.models import Environment
 from provisioner.cli.commands import machines
-from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.ssh.keys import ed25519_key_pair
 from tests.ports import reserved_port

@@ -12,8 +12,8 @@ from typing import Any
 import boto3
 import pytest
 
+from provisioner.base.errors import InfrastructureError, UsageError
 from provisioner.clouds.aws.api import AnswerCache, Api
-from provisioner.errors import InfrastructureError, UsageError
 from tests.waiting import BOUND_SECONDS
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.errors import InfrastructureError, UsageError
 from provisioner.clouds.aws.catalogue import (
     fetch,
     load_catalogue,
@@ -23,7 +24,6 @@ from provisioner.clouds.aws.catalogue import (
     snapshot,
 )
 from provisioner.costs.prices import Price
-from provisioner.errors import InfrastructureError, UsageError
 
 
 def product(price: str, unit: str = "Hrs", currency: str = "USD", **attributes: str) -> str:

@@ -5,11 +5,11 @@ from typing import cast
 
 import pytest
 
+from provisioner.base.errors import StillThereError
 from provisioner.clouds.aws import cleanup, schedules
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.cleanup import AwsCleanUp
 from provisioner.clouds.cloud import EnvironmentResources
-from provisioner.errors import StillThereError
 
 FOUND = EnvironmentResources("env", region="eu-west-1")
 

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provisioner.base.errors import UnavailableError
+from provisioner.base.models import GpuSpec, VMSpec
 from provisioner.clouds.aws.catalogue import shipped
 from provisioner.clouds.aws.instance_types import (
     Catalogue,
@@ -19,9 +21,7 @@ from provisioner.clouds.aws.instance_types import (
     choose_machines,
 )
 from provisioner.costs.prices import Price
-from provisioner.errors import UnavailableError
 from provisioner.family.manifest import Resources
-from provisioner.models import GpuSpec, VMSpec
 
 MARKET = shipped("us-east-1")
 

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
+from provisioner.base.errors import MachineLostError
+from provisioner.base.models import Endpoint, Environment
 from provisioner.clouds.aws import cleanup
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import ENVIRONMENT_TAG
 from provisioner.clouds.aws.isolation import AwsIsolation, Seen, compare, require_running
 from provisioner.clouds.aws.network import Network
-from provisioner.errors import MachineLostError
-from provisioner.models import Endpoint, Environment
 from tests.unit.fakes.world import environment
 
 CONTROLLER = "203.0.113.10/32"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from provisioner.base.errors import InfrastructureError
 from provisioner.clouds.aws.network import allowlist_subnet, numbered
-from provisioner.errors import InfrastructureError
 
 FIRST, SECOND, THIRD = "192.0.2.1/32", "198.51.100.1/32", "203.0.113.1/32"
 

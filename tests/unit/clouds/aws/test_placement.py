@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from provisioner.base.models import MachineSize
 from provisioner.clouds.aws.placement import (
     Level,
     account_problem,
@@ -12,7 +13,6 @@ from provisioner.clouds.aws.placement import (
     places,
     shortage,
 )
-from provisioner.models import MachineSize
 
 ZONES = ["a", "b"]
 

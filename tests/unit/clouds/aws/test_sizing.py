@@ -6,13 +6,13 @@ from decimal import Decimal
 
 import pytest
 
+from provisioner.base.errors import UnavailableError
+from provisioner.base.models import MachineSize, Role
 from provisioner.clouds.aws.catalogue import (
     shipped,
 )
 from provisioner.clouds.aws.sizing import cost_lines, placed
 from provisioner.costs.prices import hourly, worst_hourly
-from provisioner.errors import UnavailableError
-from provisioner.models import MachineSize, Role
 from tests.unit.conftest import CommandLine
 
 MARKET = shipped("us-east-1")

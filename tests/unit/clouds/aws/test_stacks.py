@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import Interrupted
 from provisioner.clouds.aws.stacks import BUCKET, PER_SECOND, await_turn, turn
-from provisioner.errors import Interrupted
 
 
 def test_a_full_bucket_serves_the_first_at_once() -> None:

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from provisioner.base.models import MachineSize, Role
 from provisioner.clouds.aws.sizing import AwsSizing
 from provisioner.clouds.aws.vcpu_quota import Room, family, needs
-from provisioner.models import MachineSize, Role
 
 ROLES: tuple[Role, ...] = ("primary", "aux")
 

@@ -10,11 +10,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from provisioner.base.errors import ImageBuildError, InfrastructureError
+from provisioner.base.models import MachineRecord
 from provisioner.clouds.local import capture
 from provisioner.clouds.local.frozen import snapshots
 from provisioner.clouds.local.vm import disk, disk_layers
-from provisioner.errors import ImageBuildError, InfrastructureError
-from provisioner.models import MachineRecord
 from tests.unit.fakes.world import SIZE
 
 FULL = subprocess.CalledProcessError(1, ["qemu-img"])

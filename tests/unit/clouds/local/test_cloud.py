@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.config import Settings
+from provisioner.base.errors import CapacityError, InfrastructureError, TerraformError, UnavailableError, UsageError
+from provisioner.base.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.clouds.local import machine
 from provisioner.clouds.local.cloud import LocalCloud, LocalVariables
 from provisioner.clouds.local.vm import disk, disk_layers, kvm, qemu
 from provisioner.clouds.local.vm.processes import start_time
 from provisioner.clouds.local.vm.qemu import PROCESS
-from provisioner.config import Settings
-from provisioner.errors import CapacityError, InfrastructureError, TerraformError, UnavailableError, UsageError
 from provisioner.family.manifest import Resources
-from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.store.home import Home
 from tests.waiting import until
 

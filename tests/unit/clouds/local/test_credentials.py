@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.models import Destination, Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.clouds.local.credentials import credentials, link_mac, private_addresses
-from provisioner.models import Destination, Environment, MachineRecord, MachineSize, TaskSetup
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MACHINE = MachineRecord(image="image", size=MachineSize(cpus=1, memory_gib=1, disk_gib=16), user="root")

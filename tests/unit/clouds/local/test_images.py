@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.models import BaseImage, Distribution
+from provisioner.base.progress import Silence
 from provisioner.clouds.local import images
-from provisioner.models import BaseImage, Distribution
-from provisioner.progress import Silence
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
 

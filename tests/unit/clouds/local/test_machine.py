@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.config import Settings
 from provisioner.clouds.local import machine, watchdog
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.frozen import templates
 from provisioner.clouds.local.vm import machine_logs, qemu
 from provisioner.clouds.local.vm.credential_port import CREDENTIALS
 from provisioner.clouds.local.vm.processes import start_time
-from provisioner.config import Settings
 from provisioner.store.files import write_atomically
 from provisioner.store.home import TEMPLATES, Home
 from tests.unit.fakes.world import environment

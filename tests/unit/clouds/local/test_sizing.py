@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import UnavailableError
+from provisioner.base.models import MachineSize, VMSpec
 from provisioner.clouds.local.sizing import (
     available_memory_gib,
     check_machine_fits,
@@ -13,8 +15,6 @@ from provisioner.clouds.local.sizing import (
     memory_text,
 )
 from provisioner.clouds.sizing import size_of_aux_vm
-from provisioner.errors import UnavailableError
-from provisioner.models import MachineSize, VMSpec
 
 
 def test_what_the_host_can_give_passes() -> None:

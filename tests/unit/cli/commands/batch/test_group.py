@@ -12,6 +12,8 @@ from typing import NoReturn
 import pytest
 import yaml
 
+from provisioner.base.clock import now
+from provisioner.base.errors import StillThereError, UsageError
 from provisioner.batch.context import BatchContext, TaskForecast
 from provisioner.batch.engine import RunState, State
 from provisioner.batch.records import Batch, Batches
@@ -19,10 +21,8 @@ from provisioner.batch.rows import failed_row
 from provisioner.batch.suite import Run, load_suite
 from provisioner.cli.commands.batch import group, lookup
 from provisioner.cli.commands.batch.plan import plan_result, within
-from provisioner.clock import now
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.environment.planning import forecast
-from provisioner.errors import StillThereError, UsageError
 from provisioner.family.check import Checked
 from provisioner.session import Session
 from provisioner.store.environments import RECORD, derived_id

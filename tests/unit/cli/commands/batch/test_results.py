@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.errors import UsageError
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import Row
 from provisioner.batch.suite import Run, Suite
 from provisioner.cli.commands.batch.results import final_result, write_report
-from provisioner.errors import UsageError
 from provisioner.store.home import Home
 from tests.command_line import ROOT
 

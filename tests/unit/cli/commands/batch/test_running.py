@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.clock import now
+from provisioner.base.config import Settings
+from provisioner.base.errors import InfrastructureError, Interrupted, LivenessLostError
 from provisioner.batch.context import BatchContext
 from provisioner.batch.live_status import ActiveRun
 from provisioner.batch.records import Batch, Batches
@@ -15,9 +18,6 @@ from provisioner.batch.suite import Run, Suite
 from provisioner.cli.commands.batch import running
 from provisioner.cli.commands.batch.running import OutageTolerance, run_batch
 from provisioner.cli.commands.batch.view import BatchView
-from provisioner.clock import now
-from provisioner.config import Settings
-from provisioner.errors import InfrastructureError, Interrupted, LivenessLostError
 from provisioner.store.home import Home
 from tests.unit.fakes.world import environment
 from tests.waiting import BOUND_SECONDS

@@ -10,6 +10,7 @@ from decimal import Decimal
 import pytest
 from rich.console import Console
 
+from provisioner.base.clock import now
 from provisioner.batch.engine import RunState
 from provisioner.batch.live_status import LiveStatus, RunProgress
 from provisioner.batch.records import Batch
@@ -25,7 +26,6 @@ from provisioner.cli.commands.batch.view import (
     summary,
     time_left,
 )
-from provisioner.clock import now
 from tests.unit.fakes.clock import WaitingClock
 
 BEGIN = datetime(2026, 1, 2, tzinfo=UTC)

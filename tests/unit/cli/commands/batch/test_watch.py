@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from provisioner.base.errors import InfrastructureError
 from provisioner.batch.engine import QueueClient, RunState
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.suite import FamilyEntry, Run, Submission, Suite
 from provisioner.cli.commands.batch import lookup, watch
 from provisioner.cli.commands.batch.watch import active_runs, doing
-from provisioner.errors import InfrastructureError
 from provisioner.session import Session
 from provisioner.store.environments import derived_id
 from provisioner.store.files import locked

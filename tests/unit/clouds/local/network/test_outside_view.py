@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from provisioner.base.models import Destination, Environment
 from provisioner.clouds.local.network import outside_view
 from provisioner.clouds.local.network.egress import Counts
 from provisioner.clouds.local.network.outside_view import View, compare
 from provisioner.clouds.local.vm import qemu
 from provisioner.clouds.local.vm.qemu import link_sockets
-from provisioner.models import Destination, Environment
 from tests.unit.fakes.qmp import serving
 from tests.unit.fakes.world import environment
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.signals import SIGNALS, Interrupts, wait
+from provisioner.base.signals import SIGNALS, Interrupts, wait
 from tests.waiting import BOUND_SECONDS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # It never blocks for long: Python runs no handler of a signal that comes just before a call that blocks.
 PROGRAM = """
     import os, select, sys, time
-    from provisioner.signals import Interrupts
+    from provisioner.base.signals import Interrupts
 
     def tell(text):
         os.write(1, f"{text}\\n".encode())  # print() in a handler may find its buffer in use
@@ -109,7 +109,7 @@ def test_a_wait_ends_at_once_when_the_check_says_so() -> None:
 def test_a_signal_where_python_hides_errors_is_postponed(hidden_in: str, number: signal.Signals) -> None:
     program = f"""
         import os, signal, sys, time, weakref
-        from provisioner.signals import Interrupts
+        from provisioner.base.signals import Interrupts
 
         def send(*_):
             os.kill(os.getpid(), {int(number)})

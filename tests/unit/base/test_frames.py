@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.frames import HEADER, Frames, frame
+from provisioner.base.frames import HEADER, Frames, frame
 
 SENT = frame(b"o", b"abc") + frame(b"z") + frame(b"e", bytes(70_000))
 SPLIT = [(b"o", b"abc"), (b"z", b""), (b"e", bytes(70_000))]

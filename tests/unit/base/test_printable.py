@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.printable import (
+from provisioner.base.printable import (
     PrintableStream,
     beginning,
     first_and_last_lines,

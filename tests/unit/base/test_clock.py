@@ -1,4 +1,4 @@
-"""Tests durations and times to live."""
+"""The clock of records."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.errors import UsageError
-from provisioner.ttl import MAX_TTL, checked_ttl, extended, format_duration, parse_duration
+from provisioner.base.clock import MAX_TTL, checked_ttl, extended, format_duration, now, parse_duration
+from provisioner.base.errors import UsageError
 from tests.unit.conftest import CommandLine
+
+
+def test_records_are_dated_in_utc() -> None:
+    before = datetime.now(UTC)
+    assert now().tzinfo is UTC
+    assert before <= now() <= before + timedelta(minutes=1)
+
 
 BEGIN = datetime(2026, 1, 2, 3, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from provisioner.validation import MAXIMUM_LINES, lines_of, listed, shown
+from provisioner.base.validation import MAXIMUM_LINES, lines_of, listed, shown
 
 
 class Inner(BaseModel):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from provisioner import child_environment
+from provisioner.base import child_environment
 
 SECRET_NAMES = (
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PROVISIONER_DATABASE", "PROVISIONER_HOME", "PGPASSWORD"),

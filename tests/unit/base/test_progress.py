@@ -1,4 +1,4 @@
-"""Tests that what is done besides a destruction can fail in any way without consequence."""
+"""The library says nothing unless it is given a listener."""
 
 from __future__ import annotations
 
@@ -6,10 +6,56 @@ import threading
 
 import pytest
 
-from provisioner.best_effort import LINE_CHARACTERS, best_effort, best_effort_within, describe
-from provisioner.errors import TaskError
-from provisioner.progress import Silence
+from provisioner.base.errors import TaskError
+from provisioner.base.progress import (
+    LINE_CHARACTERS,
+    Progress,
+    Silence,
+    Steady,
+    best_effort,
+    best_effort_within,
+    describe,
+)
 from tests.unit.fakes.world import Told
+
+
+def test_progress_needs_no_listener(capfd: pytest.CaptureFixture[str]) -> None:
+    silence: Progress = Silence()
+    silence.phase_started("one")
+    silence.note("a note")
+    silence.output("a line")
+    silence.phase_finished("one", 1.5)
+    assert capfd.readouterr() == ("", "")
+
+
+class Broken:
+    """A listener that hears everything, and fails."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def phase_started(self, name: str) -> None:
+        self.note(name)
+
+    def phase_finished(self, name: str, seconds: float) -> None:
+        self.note(f"{name} {seconds}")
+
+    def note(self, text: str) -> None:
+        self.heard.append(text)
+        raise BrokenPipeError
+
+    def output(self, text: str) -> None:
+        self.note(text)
+
+
+def test_a_listener_that_fails_stops_nothing() -> None:
+    broken = Broken()
+    steady: Progress = Steady(broken)
+    steady.phase_started("one")
+    steady.note("a note")
+    steady.output("a line")
+    steady.phase_finished("one", 1.5)
+    assert broken.heard == ["one", "a note", "a line", "one 1.5"]
 
 
 class Nameless(Exception):

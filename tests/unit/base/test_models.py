@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from provisioner.models import (
+from provisioner.base.models import (
     BuildStep,
     Destination,
     Endpoint,

@@ -1,4 +1,7 @@
-"""Reads the operator's settings: PROVISIONER_* variables override the configuration file, which overrides defaults."""
+"""Reads the operator's settings: PROVISIONER_* variables override the configuration file, which overrides defaults.
+
+Knows where the Terraform modules and templates are, too.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,16 @@ import tomllib
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from provisioner.errors import UsageError
-from provisioner.models import PrimaryDistribution, TimeLimits
-from provisioner.ttl import parse_duration
-from provisioner.validation import lines_of, listed
+from provisioner.base.clock import parse_duration
+from provisioner.base.errors import UsageError
+from provisioner.base.models import PrimaryDistribution, TimeLimits
+from provisioner.base.validation import lines_of, listed
+
+_PACKAGE = Path(__file__).parents[1]
 
 Money = Annotated[Decimal, Field(ge=0, max_digits=12, decimal_places=6)]
 HINT = "docs/reference/settings.md lists every setting."
@@ -154,6 +159,12 @@ def checked(**values: object) -> Settings:
         raise UsageError(
             f"{problem['loc'][0]} {problem['input']!r} is not valid: {problem['msg'].removeprefix('Value error, ')}"
         ) from error
+
+
+def data_directory(name: Literal["terraform", "templates"]) -> Path:
+    """Returns the path of a data directory: inside the installed package, or next to it in a checkout."""
+    installed = _PACKAGE / "_data" / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
 
 
 def configuration_file(environment: Mapping[str, str] = os.environ) -> Path:

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import ValidationError
 
-from provisioner.models import ScoreLogEntry
-from provisioner.strict_json import NotStrictJsonError, load, load_record, parse
+from provisioner.base.models import ScoreLogEntry
+from provisioner.base.strict_json import NotStrictJsonError, load, load_record, parse
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.config import configuration_file, load_settings
-from provisioner.errors import UsageError
+from provisioner.base import config
+from provisioner.base.config import configuration_file, data_directory, load_settings
+from provisioner.base.errors import UsageError
 
 
 def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
@@ -91,3 +92,16 @@ def test_an_unknown_base_image_is_named_with_the_known(tmp_path: Path) -> None:
     configure(tmp_path, 'base_image = "debian"\n')
     with pytest.raises(UsageError, match=rf"config\.toml is not valid:\n  - base_image: must {known}, not 'debian'$"):
         load_settings(environment(tmp_path))
+
+
+def test_in_a_checkout_they_lie_beside_the_package() -> None:
+    assert (data_directory("templates") / "stack.tf.j2").is_file()
+    assert (data_directory("terraform") / "local" / "environment" / "main.tf").is_file()
+
+
+def test_what_was_installed_with_the_package_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_PACKAGE", tmp_path / "provisioner")
+    assert data_directory("templates") == tmp_path / "templates"
+    (tmp_path / "provisioner" / "_data" / "templates").mkdir(parents=True)
+    assert data_directory("templates") == tmp_path / "provisioner" / "_data" / "templates"
+    assert data_directory("terraform") == tmp_path / "terraform"

@@ -1,4 +1,4 @@
-"""Checks the time to live of machines, and parses durations such as 90s, 30m, 1h30m or 2d. Pure.
+"""Tells the time, by the only clock for records, and checks times to live and durations such as 90s, 1h30m or 2d.
 
 Every environment has a time to live, which starts when its record is written.
 """
@@ -6,9 +6,20 @@ Every environment has a time to live, which starts when its record is written.
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
-from provisioner.errors import UsageError
+from provisioner.base.errors import UsageError
+
+
+def now() -> datetime:
+    """Returns the current time, in UTC, as records keep it."""
+    return datetime.now(UTC)
+
+
+def elapsed(begin: datetime, end: datetime) -> timedelta:
+    """Returns how long something took by the times in its records: nothing if the clock was set back meanwhile."""
+    return max(end - begin, timedelta(0))
+
 
 DEFAULT_TTL = timedelta(hours=4)
 # The longest time to live; provisioner is not meant for longer-lived machines.

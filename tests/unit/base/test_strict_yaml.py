@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import TaskFamilyError, UsageError
-from provisioner.strict_yaml import load, read
+from provisioner.base.errors import TaskFamilyError, UsageError
+from provisioner.base.strict_yaml import load, read
 
 
 @pytest.mark.parametrize(

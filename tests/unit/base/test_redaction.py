@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from provisioner.redaction import LEFT_OUT, Redactor
+from provisioner.base.redaction import LEFT_OUT, Redactor
 
 SECRET = "p@ss 'w\"rd\\/é+?<&"
 KEY = "-----BEGIN A KEY-----\nMIIEowIBAAKCAQEAx+/7\nshort\nKzq9fQ2aVb81LmN0pQ==\n-----END A KEY-----\n"

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from provisioner.errors import UsageError
-from provisioner.validation import shown
+from provisioner.base.errors import UsageError
+from provisioner.base.validation import shown
 
 # YAML's `<<` can double a mapping with every line of the file, so the size of a merge is bounded.
 _MAXIMUM_MERGED_KEYS = 1000
