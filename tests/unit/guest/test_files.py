@@ -80,7 +80,9 @@ def test_the_home_is_the_agents_but_for_protected_files(machine: Machine) -> Non
     home, outside = machine.home, write(machine.root / "outside")
     agents = [write(home / name) for name in ("file", "a/b/file", ".bashrc", ".ssh/config", "a/.hidden/file")]
     protected = [write(home / name, gid=machine.protected_gid) for name in ("score.py", "a/data")]
-    kept = [write(home / ".cache/file"), *protected, outside]
+    in_protected = write(home / "scorer/key")
+    os.chown(home / "scorer", 0, machine.protected_gid)
+    kept = [write(home / ".cache/file"), *protected, in_protected, home / "scorer", outside]
     (home / "link").symlink_to(outside)
     (home / "directory_link").symlink_to(machine.root / "etc")
 
@@ -90,14 +92,6 @@ def test_the_home_is_the_agents_but_for_protected_files(machine: Machine) -> Non
     assert {path: path.lstat().st_uid for path in kept} == dict.fromkeys(kept, 0)
     assert [path.lstat().st_uid for path in (home, home / "a", home / "link", home / ".cache")] == [1000, 1000, 1000, 0]
     assert (machine.root / "etc/passwd").stat().st_uid == 0
-
-
-@as_root
-def test_a_protected_directory_is_left_alone(machine: Machine) -> None:
-    inside = write(machine.home / "scorer/key")
-    os.chown(machine.home / "scorer", 0, machine.protected_gid)
-    settle_home(machine)
-    assert [path.stat().st_uid for path in (inside, inside.parent)] == [0, 0]
 
 
 @as_root
