@@ -12,7 +12,7 @@ from provisioner.base.config import Settings
 from provisioner.base.errors import InfrastructureError
 from provisioner.base.models import Record
 from provisioner.base.progress import Progress, Silence
-from provisioner.batch.attempts import Attempt
+from provisioner.batch.attempt import Attempt
 from provisioner.batch.live_status import ActiveRun, LiveStatus, RunProgress
 from provisioner.batch.suite import Run, Suite, expand, family_directories
 from provisioner.clouds.cloud import Cloud

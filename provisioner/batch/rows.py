@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from provisioner.base.errors import DamagedRecordError
 from provisioner.base.printable import beginning
-from provisioner.batch.engine import REFUSED, Json, RunState
+from provisioner.batch.queue import REFUSED, Json, RunState
 from provisioner.batch.records import Batch
 from provisioner.batch.results import Outcome, Row
 from provisioner.batch.suite import Run, environment_id

@@ -1,27 +1,30 @@
-"""The results of an attempt's steps, and what is to blame for an error. Pure."""
+"""The results of an attempt's steps, and what is to blame for an error, by the word of the cloud or the host."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from datetime import datetime
 
 from pydantic import Field
 
+from provisioner.base.clock import now
 from provisioner.base.errors import (
     BudgetError,
     CapacityError,
     ImageBuildError,
     InfrastructureError,
     IsolationError,
+    MachineLostError,
     ProvisionerError,
     TaskError,
     TerraformError,
     ThrottledError,
 )
-from provisioner.base.models import Phase, Record
+from provisioner.base.models import Environment, Phase, Record
 from provisioner.base.printable import beginning
-from provisioner.batch.results import Outcome
-from provisioner.batch.score_log import ScoreLog
+from provisioner.batch.results import Outcome, ScoreLog
+from provisioner.session import Session
 
 MESSAGE_CHARACTERS = 500
 # What the host says of its disk and of open files. What machines take of these is bounded: it is no agent's doing.
@@ -189,3 +192,30 @@ def describe(error: Exception) -> str:
 def truncate(text: str) -> str:
     """Returns at most the first 500 characters: machines and clouds may say more than a row should keep."""
     return beginning(text, MESSAGE_CHARACTERS)
+
+
+def classify_launch_error(session: Session, environment_id: str, error: Exception) -> Failure:
+    """Classifies an error of a launch. A machine that is lost because its ttl has passed means that start() hung."""
+    expired = False
+    with contextlib.suppress(ProvisionerError):
+        expired = any(entry.expires_at <= now() for entry in session.ledger.entries(environment=environment_id))
+    if expired and isinstance(error, MachineLostError):
+        return Failure(outcome="task_failed", message="start() did not end within the environment's ttl.")
+    return classify(error)
+
+
+def classify_loss(environment: Environment, error: MachineLostError, step: str, *, agent_began: bool) -> Failure:
+    """Classifies the loss of a machine for which the agent is not to blame.
+
+    Args:
+        environment: its last known record.
+        error: says what the cloud says.
+        step: the name of the step that lost it.
+        agent_began: whether an agent has begun, which must not get a second chance.
+    """
+    if environment.expires_at <= now():
+        message = "The environment's ttl ended it."
+        return Failure(outcome="timed_out" if step == "agent" else "task_failed", message=message)
+    # Before an agent has begun, no agent gains by a fresh machine.
+    retry = bool(error.cloud_words) or not agent_began
+    return Failure(outcome="infrastructure_failed", message=truncate(error.message), retry=retry)

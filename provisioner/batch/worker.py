@@ -3,33 +3,184 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import re
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import psycopg
+
 from provisioner.base.config import Settings
-from provisioner.base.errors import InfrastructureError, ProvisionerError
-from provisioner.batch.attempts import Attempt
+from provisioner.base.errors import InfrastructureError, LivenessLostError, ProvisionerError, UsageError
+from provisioner.batch.attempt import Attempt
 from provisioner.batch.context import BatchContext
-from provisioner.batch.engine import Engine, Json, QueueClient, RunState, postgres_url, sqlite_url
 from provisioner.batch.live_status import LiveStatus
-from provisioner.batch.liveness import LivenessLock
-from provisioner.batch.offers import CheckJob
+from provisioner.batch.queue import Engine, Json, QueueClient, RunState, first_line, postgres_url, sqlite_url
 from provisioner.batch.records import Batch, Batches, Job, jobs_of
 from provisioner.batch.rows import failed_row
 from provisioner.batch.steps import Step
 from provisioner.batch.suite import Suite
 from provisioner.batch.workflow import StepRunner, run_workflow
+from provisioner.costs.ledger_postgres import CLIENT_KEEPALIVE, SERVER_KEEPALIVE, set_parameters
+from provisioner.environment.allowlist import parse_destination
 from provisioner.machines.apply_batcher import ApplyBatcher, host_slots
 from provisioner.store.home import Home
 from provisioner.version import __version__
 
+CONNECT_TIMEOUT_SECONDS = 10
 POLL_SECONDS = 0.5
 # How long runs may take to clean up when they are stopped: Terraform is interrupted, and a destroy follows.
 CLEANUP_SECONDS = 300.0
+
+CheckJob = Callable[[Job], None]
+
+# A batch's id is a suite's name, a time and a suffix (store.environments.new_id).
+_BATCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+
+def only_of(batch: Batch) -> CheckJob:
+    """Returns a check that accepts the jobs of one batch alone, exactly as its record has them.
+
+    Raises:
+        UsageError: by the check, for any other job.
+    """
+    jobs = jobs_of(batch)
+
+    def check(job: Job) -> None:
+        if job != jobs.get(job.run.key):
+            raise UsageError(
+                f"The queue's job is not the one that {batch.id} queued: another user of the database changed it."
+            )
+
+    return check
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a worker offers to the jobs of a shared queue.
+
+    Args:
+        families: directories of families, or directories that contain them.
+        agents: directories of agents, or directories that contain them.
+        env_files: files with tasks' secrets.
+        allow: destinations that environments without internet may reach, as HOST:PORT.
+    """
+
+    families: tuple[Path, ...]
+    agents: tuple[Path, ...] = ()
+    env_files: tuple[Path, ...] = ()
+    allow: tuple[str, ...] = ()
+
+    def check(self, job: Job) -> None:
+        """Checks that a job names only what is offered, and that its names agree with each other.
+
+        Raises:
+            UsageError: it names something else; the message says what, and which option would offer it.
+        """
+        run, suite = job.run, job.suite
+        family = Path(run.family)
+        _require_consistent(job)
+        _require_inside(family, self.families, "family", "--families")
+        for agent in suite.agents:
+            _require_inside(Path(job.directory) / agent.directory, self.agents, "agent", "--agents")
+        if suite.env_file:
+            path = Path(job.directory) / suite.env_file
+            if _resolved(path) not in [_resolved(offered) for offered in self.env_files]:
+                raise UsageError(f"The job's env file {path} is not offered by this worker (--env-file).")
+        offered = {parse_destination(text) for text in self.allow}
+        if denied := [text for text in suite.allow if parse_destination(text) not in offered]:
+            raise UsageError(f"The job's destination {denied[0]} is not offered by this worker (--allow).")
+
+
+def _require_consistent(job: Job) -> None:
+    """Checks that a job's batch id, key and agent agree: environments, tags and results are named after them."""
+    run = job.run
+    names = [*(agent.name for agent in job.suite.agents), *(entry.name for entry in job.suite.submissions)]
+    key = f"{Path(run.family).name}/{run.task}/{run.agent}/{run.repetition}"
+    if not _BATCH.fullmatch(job.batch) or run.key != key or names != [run.agent]:
+        raise UsageError("The job's names do not agree with each other: another user of the database changed it.")
+
+
+def _require_inside(path: Path, offered: tuple[Path, ...], kind: str, option: str) -> None:
+    """Checks that a path, with all links followed, lies in one of the directories."""
+    resolved = _resolved(path)
+    if not path.is_absolute() or not any(resolved.is_relative_to(_resolved(directory)) for directory in offered):
+        raise UsageError(f"The job's {kind} {path} is outside the directories that this worker offers ({option}).")
+
+
+def _resolved(path: Path) -> Path:
+    """Returns a path with all links followed.
+
+    Raises:
+        UsageError: it cannot be followed.
+    """
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a NUL character
+        raise UsageError("A path of the job cannot be followed.") from error
+
+
+class LivenessLock:
+    """The advisory lock that shows other workers that this one is alive.
+
+    Args:
+        url: URL of the shared database.
+        worker: this worker's name.
+
+    Raises:
+        LivenessLostError: the database cannot be reached.
+    """
+
+    def __init__(self, url: str, worker: str) -> None:
+        self._worker = worker
+        try:
+            self._connection = psycopg.connect(
+                url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_SECONDS, **CLIENT_KEEPALIVE
+            )
+            set_parameters(self._connection, SERVER_KEEPALIVE)
+            self._connection.execute("SELECT pg_advisory_lock(%s)", (_lock_number(worker),))
+        except psycopg.Error as error:
+            raise _connection_lost(error) from error
+
+    def dead_workers(self, workers: Iterable[str]) -> list[str]:
+        """Returns those of the named workers that are certainly dead.
+
+        Raises:
+            LivenessLostError: this worker's own connection is lost, so that other workers consider it dead.
+        """
+        dead = []
+        try:
+            for worker in set(workers) - {self._worker}:
+                row = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (_lock_number(worker),)).fetchone()
+                if row and row[0]:
+                    self._connection.execute("SELECT pg_advisory_unlock(%s)", (_lock_number(worker),))
+                    dead.append(worker)
+            # Also if no other worker was asked about: a lost connection must be noticed.
+            self._connection.execute("SELECT 1")
+        except psycopg.Error as error:
+            raise _connection_lost(error) from error
+        return dead
+
+    def close(self) -> None:
+        """Releases the lock."""
+        self._connection.close()
+
+
+def _lock_number(worker: str) -> int:
+    """Returns a signed 64-bit number for a name: Postgres identifies advisory locks by such numbers."""
+    return int.from_bytes(hashlib.sha256(worker.encode()).digest()[:8], signed=True)
+
+
+def _connection_lost(error: Exception) -> LivenessLostError:
+    return LivenessLostError(
+        f"The database that the workers share cannot be reached: {first_line(error)}",
+        hint="Is it up, and is its URL right? Other workers take over this one's runs.",
+    )
 
 
 def open_client(home: Home, batch: Batch, database: str) -> QueueClient:

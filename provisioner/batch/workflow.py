@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from provisioner.base.clock import elapsed
 from provisioner.base.models import Phase, Record
-from provisioner.batch.attempts import Attempt
+from provisioner.batch.attempt import Attempt
 from provisioner.batch.results import EARLIER, Outcome, Row
 from provisioner.batch.steps import AgentStep, Costs, EndStep, Failure, ScoreStep, Step, UpStep
 from provisioner.batch.suite import Run
@@ -55,11 +55,7 @@ def run_attempt(attempt: Attempt, run_step: StepRunner[Step]) -> AttemptResult:
 
 
 def run_workflow(
-    run: Run,
-    retries: int,
-    new_attempt: Callable[[int, int], Attempt],
-    run_step: StepRunner[Step],
-    version: str,
+    run: Run, retries: int, new_attempt: Callable[[int, int], Attempt], run_step: StepRunner[Step], version: str
 ) -> Row:
     """Runs as many attempts as a run needs, and returns its row of results.
 

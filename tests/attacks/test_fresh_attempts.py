@@ -17,7 +17,7 @@ from provisioner.base.clock import now
 from provisioner.base.config import Settings
 from provisioner.base.errors import InfrastructureError
 from provisioner.base.models import Environment
-from provisioner.batch.attempts import Attempt
+from provisioner.batch.attempt import Attempt
 from provisioner.batch.suite import Run, Suite
 from provisioner.clouds.cloud import TerminationReason
 from provisioner.clouds.local.cloud import LocalCloud

@@ -15,11 +15,10 @@ import pytest
 from hypothesis import strategies as st
 from rich.console import Console
 
-from provisioner.batch.engine import RunState
+from provisioner.batch.queue import RunState, serializer
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import OUTCOMES, Row
 from provisioner.batch.rows import collect_rows
-from provisioner.batch.serialization import serializer
 from provisioner.batch.suite import Run, Suite
 from provisioner.cli.commands.batch.results import final_result
 from provisioner.cli.commands.batch.view import BatchView

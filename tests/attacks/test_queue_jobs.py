@@ -15,10 +15,9 @@ import pytest
 
 from provisioner.base.config import Settings
 from provisioner.base.errors import UsageError
-from provisioner.batch.offers import Offer, only_of
 from provisioner.batch.records import Batch, Job, jobs_of
 from provisioner.batch.suite import Run, Suite
-from provisioner.batch.worker import Worker
+from provisioner.batch.worker import Offer, Worker, only_of
 from tests.homes import new_home
 from tests.waiting import until
 

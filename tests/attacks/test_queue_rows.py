@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.batch.engine import VERSION, Engine, Json, QueueClient, sqlite_url
+from provisioner.batch.queue import VERSION, Engine, Json, QueueClient, sqlite_url
 from provisioner.batch.steps import Step
 from provisioner.batch.workflow import StepRunner
 from tests.waiting import BOUND_SECONDS, until

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from provisioner.base.errors import BudgetError, InfrastructureError
-from provisioner.batch.liveness import LivenessLock
+from provisioner.batch.worker import LivenessLock
 from provisioner.costs import ledger_postgres
 from provisioner.costs.ledger import Budget, Entry
 from provisioner.costs.ledger_postgres import PostgresLedger
@@ -135,7 +135,7 @@ def test_controllers_on_one_ledger_never_overshoot(ledger: PostgresLedger, datab
 
 WORKER = """
 import sys
-from provisioner.batch.liveness import LivenessLock
+from provisioner.batch.worker import LivenessLock
 liveness = LivenessLock(sys.argv[1], "other")
 print("here", flush=True)
 sys.stdin.read()
@@ -176,7 +176,7 @@ def test_a_worker_notices_soon_that_the_database_does_not_answer(database: str) 
 
 OWN_QUEUE = """
 import sys, time
-from provisioner.batch.engine import Engine, QueueClient, postgres_url
+from provisioner.batch.queue import Engine, QueueClient, postgres_url
 
 url = postgres_url(sys.argv[1])
 engine = Engine(url, "me", lambda job, do: job, "mine")

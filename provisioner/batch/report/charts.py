@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from provisioner.batch.means import Mean, mean, mean_of_means
-from provisioner.batch.results import OUTCOMES, Row, by_task_and_agent
+from provisioner.batch.results import OUTCOMES, Mean, Row, by_task_and_agent, mean, mean_of_means
 from provisioner.costs.prices import MICRO
 
 # A batch may have ten thousand tasks; beyond this many lines no reader follows a matrix.

@@ -12,8 +12,7 @@ from markupsafe import Markup, escape
 from provisioner.base.clock import elapsed, format_duration
 from provisioner.base.printable import beginning, last_lines, printable_lines
 from provisioner.batch.report.evidence import Evidence
-from provisioner.batch.results import Row
-from provisioner.batch.score_log import LoggedScore
+from provisioner.batch.results import LoggedScore, Row
 
 # How many runs the page opens; the charts count all, and results.jsonl has all.
 MAX_RUNS = 1000

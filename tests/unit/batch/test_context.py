@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from provisioner.base.errors import MissingVariablesError, UsageError
 from provisioner.batch import context as context_module
 from provisioner.batch.context import BatchContext, batch_costs
 from provisioner.batch.live_status import LiveStatus
-from provisioner.batch.suite import Run, Suite
-from provisioner.costs.ledger import Entry, Ledger
+from provisioner.costs.ledger import Ledger
 from provisioner.images import build
 from provisioner.machines.apply_batcher import ApplyBatcher
 from provisioner.store.home import Home
+from tests.unit.batch.samples import AT, entry, run, suite
 
-AT = datetime(2026, 1, 2, tzinfo=UTC)
 FAMILY = (
     "class TaskFamily:\n    standard_version = '0.5.0'\n    @staticmethod\n    def get_tasks():\n        return {}\n"
 )
@@ -46,19 +44,18 @@ def new_context(directory: Path, **changes: Any) -> BatchContext:
     (directory / "fam" / "secrets.env").write_text("A=b\n")
     home = Home(directory / "home")
     home.make()
-    data = {"name": "s", "families": [{"path": "fam"}], "submissions": [{"name": "one", "text": "1"}], **changes}
-    return BatchContext(home, Settings(), Suite.model_validate(data), directory, "b-1")
+    return BatchContext(home, Settings(), suite(**changes), directory, "b-1")
 
 
 def test_each_shortage_moves_a_run_on_to_the_next_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context_module, "open_cloud", lambda *_: Place("here", "there"))
     context = new_context(tmp_path)
-    run = Run(key="fam/main/one/1", family=str(tmp_path / "fam"), task="main", agent="one", repetition=1)
+    one = run(family=str(tmp_path / "fam"))
     status = LiveStatus()
     batcher = ApplyBatcher("b", 1)
     with status.track("b-1/fam/main/one/1") as active_run:
         attempts = [
-            context.new_attempt(context.suite, run, number, shortages, status, active_run, batcher)
+            context.new_attempt(context.suite, one, number, shortages, status, active_run, batcher)
             for number, shortages in ((1, 0), (2, 1), (3, 2))
         ]
         assert [attempt.session.cloud.region for attempt in attempts] == ["here", "there", "there"]
@@ -101,11 +98,6 @@ def test_a_run_that_cannot_begin_is_refused_before_a_build(
 def test_a_batch_costs_what_is_reserved_and_what_is_spent(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     for name, batch in (("one", "b-1"), ("two", "b-1"), ("other", "b-2")):
-        ledger.reserve(
-            Entry(
-                environment=name, kind="task", cloud="aws", region="r", family="f", task="t", batch=batch, project="",
-                command="c", launched_at=AT, expires_at=AT + timedelta(hours=1), reserved_micro_usd=100,
-            )
-        )  # fmt: skip
+        ledger.reserve(entry(name, batch=batch, reserved_micro_usd=100))
     ledger.settle("one", AT, 30)
     assert batch_costs(ledger, "b-1") == (100, 30)

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from provisioner.base.errors import InfrastructureError, UsageError
-from provisioner.batch.records import LOCK, Batch, Batches, jobs_of, suite_for
+from provisioner.batch.records import LOCK, Batches, jobs_of, suite_for
 from provisioner.batch.rows import failed_row
-from provisioner.batch.suite import Run, Suite
 from provisioner.recording.manifest import load, problems, seal
 from provisioner.store.files import is_locked
 from provisioner.store.home import Home
+from tests.unit.batch.samples import AT, batch, run, suite
 
-AT = datetime(2026, 1, 2, tzinfo=UTC)
-SUITE = Suite.model_validate({"name": "s", "families": [{"path": "fam"}], "submissions": [{"name": "one", "text": ""}]})
-RUN = Run(key="fam/main/one/1", family="/fam", task="main", agent="one", repetition=1)
-
-
-def batch(name: str, *, shared: bool = False, age_hours: int = 0) -> Batch:
-    return Batch(
-        id=name, suite=SUITE, suite_file="/s.yaml", shared=shared, created_at=AT - timedelta(hours=age_hours),
-        version="1", runs=(RUN,),
-    )  # fmt: skip
+RUN = run()
 
 
 @pytest.fixture
@@ -39,7 +30,7 @@ def batches(tmp_path: Path) -> Batches:
 
 def test_a_batch_is_found_by_an_unambiguous_end_of_its_id(batches: Batches) -> None:
     for name in ("nightly-abc", "nightly-abcd", "weekly-xyz"):
-        batches.save(batch(name))
+        batches.save(batch(id=name))
     assert batches.find("nightly-abc").id == "nightly-abc"
     assert batches.find("week").id == "weekly-xyz"
     assert batches.find("bcd").id == "nightly-abcd"
@@ -51,8 +42,8 @@ def test_a_batch_is_found_by_an_unambiguous_end_of_its_id(batches: Batches) -> N
 
 
 def test_a_damaged_record_is_an_error_and_does_not_hide_others(batches: Batches) -> None:
-    batches.save(batch("new"))
-    batches.save(batch("old", age_hours=1))
+    batches.save(batch(id="new"))
+    batches.save(batch(id="old", created_at=AT - timedelta(hours=1)))
     batches.directory("broken").mkdir()
     (batches.directory("broken") / "batch.json").write_text("{")
     assert [known.id for known in batches.all()] == ["old", "new"]
@@ -61,7 +52,7 @@ def test_a_damaged_record_is_an_error_and_does_not_hide_others(batches: Batches)
 
 
 def test_results_are_read_back_as_they_were_written(batches: Batches) -> None:
-    known = batch("b-1")
+    known = batch()
     batches.save(known)
     assert batches.results(known) == []
     rows = [failed_row(RUN, "it broke")]
@@ -73,7 +64,7 @@ def test_results_are_read_back_as_they_were_written(batches: Batches) -> None:
 
 
 def test_a_report_replaces_no_results_by_fewer(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = batch("b-1")
+    known = batch()
     batches.save(known)
     rows = [failed_row(RUN, "it broke"), failed_row(RUN, "it broke again")]
     batches.write_results(known, rows)
@@ -91,7 +82,7 @@ def test_a_report_replaces_no_results_by_fewer(batches: Batches, monkeypatch: py
 
 
 def test_damaged_results_are_an_error(batches: Batches) -> None:
-    known = batch("b-1")
+    known = batch()
     batches.save(known)
     (batches.directory("b-1") / "results.jsonl").write_text('{"key": "x", "of": "a later version"}\n')
     with pytest.raises(InfrastructureError, match=r"The results .*results\.jsonl cannot be read: ValidationError"):
@@ -104,7 +95,7 @@ def test_damaged_results_are_an_error(batches: Batches) -> None:
 
 
 def test_results_on_a_bad_disk_are_an_error_with_the_reason(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = batch("b-1")
+    known = batch()
     batches.save(known)
     rows = [failed_row(RUN, "it broke")]
     batches.write_results(known, rows)
@@ -120,7 +111,7 @@ def test_results_on_a_bad_disk_are_an_error_with_the_reason(batches: Batches, mo
 
 
 def test_cancelled_runs_add_up_until_the_batch_is_resumed(batches: Batches) -> None:
-    shared = batch("b-1", shared=True)
+    shared = batch(shared=True)
     batches.save(shared)
     assert batches.cancelled(shared) == frozenset()
     batches.note_cancelled(shared, ["a"])
@@ -131,7 +122,7 @@ def test_cancelled_runs_add_up_until_the_batch_is_resumed(batches: Batches) -> N
 
 
 def test_cancellations_at_once_wait_for_each_other(batches: Batches) -> None:
-    known = batch("b-1")
+    known = batch()
     batches.save(known)
 
     def keys() -> Iterator[str]:
@@ -143,7 +134,7 @@ def test_cancellations_at_once_wait_for_each_other(batches: Batches) -> None:
 
 
 def test_the_queue_alone_says_which_runs_are_cancelled(batches: Batches) -> None:
-    alone = batch("b-1")
+    alone = batch()
     batches.save(alone)
     batches.note_cancelled(alone, ["a"])
     batches.note_cancelled(alone, ["b"])
@@ -154,29 +145,18 @@ def test_the_queue_alone_says_which_runs_are_cancelled(batches: Batches) -> None
         batches.noted_cancelled(alone)
 
 
-WHOLE = Suite.model_validate(
-    {
-        "name": "s",
-        "families": [{"path": "a"}, {"path": "b"}],
-        "agents": [{"name": name, "directory": ".", "command": "true"} for name in ("one", "two")],
-        "submissions": [{"name": "three", "text": "x" * 1000}],
-    }
-)
-
-
-def run(agent: str) -> Run:
-    return Run(key=f"fam/main/{agent}/1", family="/fam", task="main", agent=agent, repetition=1)
-
-
 def test_a_job_has_only_the_part_of_the_suite_that_its_run_needs() -> None:
-    assert [agent.name for agent in suite_for(WHOLE, run("two")).agents] == ["two"]
-    assert suite_for(WHOLE, run("two")).submissions == ()
-    assert [submission.name for submission in suite_for(WHOLE, run("three")).submissions] == ["three"]
-    assert suite_for(WHOLE, run("one")).limits == WHOLE.limits
+    agents = [{"name": name, "directory": ".", "command": "true"} for name in ("one", "two")]
+    families = [{"path": "a"}, {"path": "b"}]
+    whole = suite(families=families, agents=agents, submissions=[{"name": "three", "text": "x" * 1000}])
+    assert [agent.name for agent in suite_for(whole, run("two")).agents] == ["two"]
+    assert suite_for(whole, run("two")).submissions == ()
+    assert [submission.name for submission in suite_for(whole, run("three")).submissions] == ["three"]
+    assert suite_for(whole, run("one")).limits == whole.limits
 
 
 def test_a_batch_has_a_job_for_each_run() -> None:
-    jobs = jobs_of(batch("b-1"))
+    jobs = jobs_of(batch())
     assert list(jobs) == [RUN.key]
     assert jobs[RUN.key].directory == "/"
     assert jobs[RUN.key].run == RUN

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from provisioner.batch.engine import RunState
-from provisioner.batch.records import Batch
+from provisioner.batch.queue import RunState
 from provisioner.batch.results import Row
 from provisioner.batch.rows import collect_rows
-from provisioner.batch.suite import Run, Suite
-from provisioner.costs.ledger import Entry, Ledger
+from provisioner.costs.ledger import Ledger
 from provisioner.store.environments import derived_id
+from tests.unit.batch import samples
+from tests.unit.batch.samples import batch, entry, run
 
-AT = datetime(2026, 1, 2, tzinfo=UTC)
-SUITE = Suite.model_validate({"name": "s", "families": [{"path": "fam"}], "submissions": [{"name": "one", "text": ""}]})
-AGENTS = ("one", "two", "three")
-BATCH = Batch(
-    id="b-1", suite=SUITE, suite_file="/s.yaml", shared=False, created_at=AT, version="1",
-    runs=tuple(
-        Run(key=f"fam/main/{agent}/1", family="/fam", task="main", agent=agent, repetition=1) for agent in AGENTS
-    ),
-)  # fmt: skip
-ONE, TWO, THREE = (run.key for run in BATCH.runs)
+BATCH = batch(run("one"), run("two"), run("three"))
+ONE, TWO, THREE = (each.key for each in BATCH.runs)
 
 
 @pytest.fixture
@@ -34,8 +25,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def states(**by_agent: str) -> dict[str, RunState]:
-    keys = {agent: f"fam/main/{agent}/1" for agent in by_agent}
-    return {keys[agent]: RunState.model_validate({"key": keys[agent], "state": by_agent[agent]}) for agent in by_agent}
+    return samples.states(**{run(agent).key: state for agent, state in by_agent.items()})
 
 
 def broken(keys: Sequence[str]) -> dict[str, str]:
@@ -45,12 +35,8 @@ def broken(keys: Sequence[str]) -> dict[str, str]:
 def test_runs_without_a_row_of_their_own_show_what_they_cost(ledger: Ledger) -> None:
     for number, micro_usd in ((1, 5), (2, 7)):
         ledger.reserve(
-            Entry(
-                environment=derived_id("fam", "main", f"b-1/{ONE}/{number}"), kind="task", cloud="aws", region="r",
-                family="fam", task="main", batch="b-1", project="", command="b-1", launched_at=AT,
-                expires_at=AT + timedelta(hours=1), reserved_micro_usd=micro_usd,
-            )
-        )  # fmt: skip
+            entry(derived_id("fam", "main", f"b-1/{ONE}/{number}"), cloud="aws", reserved_micro_usd=micro_usd)
+        )
     cancelled, failed = collect_rows(BATCH, states(one="cancelled", two="broken", three="running"), {}, broken, ledger)
     assert (cancelled.key, cancelled.outcome, cancelled.cloud) == (ONE, "cancelled", "aws")
     assert (cancelled.attempts, cancelled.cost_micro_usd) == (2, 12)

@@ -1,4 +1,4 @@
-"""What is made of the reservations of attempts that no process attends; test_attempts.py shows more."""
+"""What is made of the reservations of attempts that no process attends; test_attempt.py shows more."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from provisioner.base.clock import TEARDOWN, now
 from provisioner.base.errors import InfrastructureError
-from provisioner.batch import settlement
-from provisioner.costs.ledger import Entry
+from provisioner.batch import attempt
 from provisioner.session import Session
+from tests.unit.batch.samples import entry
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment
 
@@ -18,12 +18,7 @@ HOUR = timedelta(hours=1)
 
 
 def reserve(session: Session, name: str, *, launched: timedelta = timedelta(0), left: timedelta = HOUR) -> None:
-    session.ledger.reserve(
-        Entry(
-            environment=name, kind="task", cloud="local", region="crater", family="fam", task="main", batch="b-1",
-            project="", command="b-1", launched_at=now() - launched, expires_at=now() + left, reserved_micro_usd=1000,
-        )
-    )  # fmt: skip
+    session.ledger.reserve(entry(name, now() - launched, expires_at=now() + left))
 
 
 def test_a_ledger_that_cannot_be_asked_does_not_cost_the_score(
@@ -32,17 +27,17 @@ def test_a_ledger_that_cannot_be_asked_does_not_cost_the_score(
     def fail(*_: object, **__: object) -> None:
         raise InfrastructureError("It restarts.")
 
-    monkeypatch.setattr(settlement, "LEDGER_PAUSES", (0.0,))
+    monkeypatch.setattr(attempt, "LEDGER_PAUSES", (0.0,))
     monkeypatch.setattr(type(session.ledger), "entries", fail)
-    costs = settlement.costs(session, ["env"])
+    costs = attempt.costs(session, ["env"])
     assert (costs.micro_usd, costs.trouble) == (0, "It restarts.")
 
 
 def test_an_orphan_is_settled_once_its_terraform_has_ended(session: Session) -> None:
     reserve(session, "young")
-    reserve(session, "old", launched=settlement.MAX_CREATION)
+    reserve(session, "old", launched=attempt.MAX_CREATION)
     for name in ("young", "old"):
-        settlement.settle_orphan(session, name, wait=False)
+        attempt.settle_orphan(session, name, wait=False)
     assert [entry.environment for entry in session.ledger.entries(unsettled=True)] == ["young"]
 
 
@@ -52,15 +47,15 @@ def test_an_orphan_whose_launch_lies_ahead_is_not_waited_for_longer(
     waits: list[float] = []
     monkeypatch.setattr("provisioner.base.signals.wait", lambda seconds, _: waits.append(seconds))
     reserve(session, "env", launched=-3 * HOUR, left=4 * HOUR)
-    settlement.settle_orphan(session, "env", wait=True)
-    assert waits == [settlement.MAX_CREATION.total_seconds()]
+    attempt.settle_orphan(session, "env", wait=True)
+    assert waits == [attempt.MAX_CREATION.total_seconds()]
     assert session.ledger.entries(unsettled=True) == []
 
 
 def test_an_environment_that_this_home_still_has_is_no_orphan(session: Session, cloud: FakeCloud) -> None:
-    reserve(session, "env", launched=settlement.MAX_CREATION)
+    reserve(session, "env", launched=attempt.MAX_CREATION)
     created(session, environment("env"))
-    settlement.settle_orphan(session, "env", wait=False)
+    attempt.settle_orphan(session, "env", wait=False)
     assert len(session.ledger.entries(unsettled=True)) == 1
     assert cloud.existing() == ["env/primary"]
 
@@ -68,14 +63,14 @@ def test_an_environment_that_this_home_still_has_is_no_orphan(session: Session, 
 def test_only_what_others_may_still_cost_is_waited_for(session: Session) -> None:
     reserve(session, "mine")
     reserve(session, "expired", launched=HOUR, left=-TEARDOWN)
-    assert not settlement.others_have_reservations(session, "b-1", "mine")
+    assert not attempt.others_have_reservations(session, "b-1", "mine")
     reserve(session, "other")
-    assert settlement.others_have_reservations(session, "b-1", "mine")
-    assert not settlement.others_have_reservations(session, "b-2", "mine")
+    assert attempt.others_have_reservations(session, "b-1", "mine")
+    assert not attempt.others_have_reservations(session, "b-2", "mine")
 
 
 def test_an_end_that_no_clock_reaches_is_still_compared(session: Session) -> None:
     """Whoever may write into a shared ledger may write the last moment that a time can have."""
     reserve(session, "forged", launched=HOUR)
     session.ledger.extend("forged", datetime.max.replace(tzinfo=UTC), 1000)
-    assert settlement.others_have_reservations(session, "b-1", "mine")
+    assert attempt.others_have_reservations(session, "b-1", "mine")

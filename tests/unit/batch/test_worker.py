@@ -11,10 +11,12 @@ import pytest
 
 from provisioner.base.clock import now
 from provisioner.base.config import Settings
+from provisioner.base.errors import LivenessLostError
 from provisioner.batch import worker
-from provisioner.batch.engine import QueueClient, RunState
-from provisioner.batch.worker import Worker, reconcile_cancellations
+from provisioner.batch.queue import QueueClient, RunState
+from provisioner.batch.worker import LivenessLock, Worker, reconcile_cancellations
 from provisioner.store.home import Home
+from tests.unit.batch.samples import states
 from tests.waiting import BOUND_SECONDS
 
 
@@ -33,12 +35,6 @@ class Queue:
 
     def resume(self, _batch: str, keys: list[str]) -> None:
         self.calls += [("resume", keys)] if keys else []
-
-
-def states(**texts: str) -> dict[str, RunState]:
-    """States by key, from texts like `running by WORKER`."""
-    parts = {key: text.split(" by ") for key, text in texts.items()}
-    return {key: RunState.model_validate({"key": key, "state": s, "executor": e}) for key, (s, e) in parts.items()}
 
 
 def dead(names: Collection[str]) -> set[str]:
@@ -94,3 +90,9 @@ def test_a_stopped_worker_requeues_only_what_is_still_its_own(monkeypatch: pytes
     stopped.stop(requeue=True)
     thread.join(BOUND_SECONDS)
     assert queue.calls == [("cancel", list(keys)), ("resume", ["mine"])]
+
+
+def test_an_unreachable_database_is_a_lost_connection() -> None:
+    with pytest.raises(LivenessLostError, match="cannot be reached") as error:
+        LivenessLock("postgresql://nobody:secret@127.0.0.1:1/nothing", "worker")
+    assert "secret" not in error.value.message

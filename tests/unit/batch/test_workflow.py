@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from provisioner.base.models import Phase
-from provisioner.batch.results import Row
-from provisioner.batch.score_log import LoggedScore
+from provisioner.batch.results import LoggedScore, Row
 from provisioner.batch.steps import AgentStep, Costs, EndStep, Failure, ScoreStep, Step, UpStep
-from provisioner.batch.suite import Run
 from provisioner.batch.workflow import CAPACITY_PAUSE_SECONDS, MAX_ATTEMPTS, run_workflow
+from tests.unit.batch.samples import AT, run
 
-AT = datetime(2026, 1, 2, tzinfo=UTC)
-RUN = Run(key="fam/main/solver/1", family="/fam", task="main", agent="solver", repetition=1)
 LOST = Failure(outcome="infrastructure_failed", message="gone", retry=True)
 FULL = Failure(outcome="infrastructure_failed", message="no room", retry=True, capacity=True)
 BUSY = Failure(outcome="infrastructure_failed", message="throttled", retry=True, throttled=True)
@@ -68,7 +65,7 @@ def completed(*failures: Failure | None, retries: int = 2, **steps: Any) -> tupl
     def attempt(number: int, shortages: int) -> Any:
         return Script(done, number, shortages, failures[min(number, len(failures)) - 1], **steps)
 
-    row = run_workflow(RUN, retries, attempt, do, "1.2.3")
+    row = run_workflow(run(), retries, attempt, do, "1.2.3")
     return row, done
 
 

@@ -1,35 +1,117 @@
-"""The durable queue of runs: the results of finished steps survive any crash. Imports dbos, as serialization.py does.
+"""The durable queue of runs: the results of finished steps survive any crash. The only module that imports dbos.
 
 What is read from the queue is another process's word, and perhaps an attacker's: a row that cannot be understood is
-one broken run, never an error of the batch.
+one broken run, never an error of the batch. dbos itself obeys a row's own column `serialization`, which may name
+pickle: so any user that can write to the database could run code in each process that reads it. This module replaces
+dbos's ways of reading, for the whole process: rows are bounded JSON, and no pickle is ever read or written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from dbos import DBOS, DBOSClient, DBOSConfig
+from dbos import DBOS, DBOSClient, DBOSConfig, DBOSPortableJSONSerializer, _dbos, _queue, _serialization, _sys_db
 from dbos import error as dbos_error
+from dbos._error import DBOSException
 from psycopg import Connection as PostgresConnection
 from psycopg.types.json import set_json_loads
 from sqlalchemy import event
 from sqlalchemy.engine import Engine as DatabaseEngine
 from sqlalchemy.exc import SQLAlchemyError
 
+from provisioner.base import strict_json
 from provisioner.base.errors import InfrastructureError, Interrupted
 from provisioner.base.models import Record
-from provisioner.batch.serialization import REFUSED as REFUSED
-from provisioner.batch.serialization import read_unused_json, serializer
 from provisioner.batch.steps import Step
 from provisioner.batch.workflow import StepRunner
 from provisioner.costs.ledger_postgres import CLIENT_KEEPALIVE
+
+REFUSED = "The queue's row of this run is not one that provisioner wrote: another user of the database changed it."
+
+_JSON = DBOSPortableJSONSerializer()
+_execute = vars(_queue)["execute_dequeued_workflow"]
+
+
+class RefusedRowError(ValueError):
+    """Raised for a row that is not bounded JSON."""
+
+    def __init__(self) -> None:
+        super().__init__(REFUSED)
+
+
+def serializer() -> DBOSPortableJSONSerializer:
+    """Returns the serializer to open the engine and its clients with."""
+    return _JSON
+
+
+def _refuse(_self: object, _data: object) -> Any:
+    raise RefusedRowError
+
+
+def _read_json(_self: object, text: str | None) -> Any:
+    """Reads a row's JSON.
+
+    Raises:
+        RefusedRowError: it is not strict JSON, or too large.
+    """
+    if text is None:
+        return None
+    try:
+        return strict_json.parse(text.encode())
+    except (AttributeError, ValueError) as error:  # AttributeError: no text at all
+        raise RefusedRowError from error
+
+
+def read_unused_json(text: str | bytes) -> Any:
+    """Reads the JSON of a column that provisioner does not use; returns None for what is no bounded JSON.
+
+    dbos reads such columns of all rows at once. An error would hide every run of the batch.
+    """
+    try:
+        return _read_json(None, text.decode() if isinstance(text, bytes) else text)
+    except ValueError:
+        return None
+
+
+def _execute_or_end(dbos: Any, status: Any, owner_xid: str) -> Any:
+    """Starts a run that this process has taken from the queue; ends it as failed if its row cannot be used.
+
+    dbos itself would leave most such rows assigned to this process forever, where they count as running.
+    """
+    try:
+        return _execute(dbos, status, owner_xid)
+    except (DBOSException, ValueError, TypeError, KeyError, AttributeError) as error:
+        message = _JSON.serialize(_serialization.exception_to_workflow_error_data(error))
+        dbos._sys_db.update_workflow_outcome(status["workflow_uuid"], "ERROR", error=message, owner_xid=owner_xid)
+        raise
+
+
+def _run_no_schedules(*_: object) -> None:
+    """Ends dbos's thread for schedules at once: provisioner has none, and a row must not start any."""
+
+
+def _replace() -> None:
+    """Replaces what dbos reads and writes rows with. The attack tests fail if a version of dbos has another way."""
+    vars(_serialization).pop("pickle", None)
+    vars(_sys_db)["json"] = SimpleNamespace(loads=read_unused_json, dumps=json.dumps)
+    for name in ("serialize", "deserialize"):
+        setattr(_serialization.DefaultSerializer, name, _refuse)
+    setattr(DBOSPortableJSONSerializer, "deserialize", _read_json)  # noqa: B010 - mypy refuses the assignment
+    setattr(_queue, "execute_dequeued_workflow", _execute_or_end)  # noqa: B010
+    setattr(_dbos, "dynamic_scheduler_loop", _run_no_schedules)  # noqa: B010
+
+
+_replace()
+
 
 # An engine continues only runs that were begun by an engine of the same version. Change it together with the steps.
 VERSION = "1"
@@ -57,7 +139,7 @@ Json = dict[str, Any]
 
 @event.listens_for(DatabaseEngine, "do_connect")
 def _read_json_columns(dialect: Any, *_: object) -> None:
-    """Has SQLAlchemy read columns of the type JSON as serialization.py does; psycopg reads them itself, see below."""
+    """Has SQLAlchemy read columns of the type JSON as bounded JSON; psycopg reads them itself, see below."""
     dialect._json_deserializer = read_unused_json
 
 
@@ -124,10 +206,7 @@ class QueueClient:
         silence_dbos()
         try:
             self._client = DBOSClient(
-                system_database_url=url,
-                serializer=serializer(),
-                application_name=NAME,
-                retry_connection_errors=False,
+                system_database_url=url, serializer=serializer(), application_name=NAME, retry_connection_errors=False
             )
         except Exception as error:  # dbos raises errors of many kinds
             raise _unusable(error) from error
@@ -299,9 +378,12 @@ def silence_dbos() -> None:
 
 
 def _unusable(error: Exception) -> InfrastructureError:
-    lines = str(error).strip().splitlines()
-    reason = lines[0][:MESSAGE_CHARACTERS] if lines else type(error).__name__
     return InfrastructureError(
-        f"The batch's database cannot be used: {reason}",
-        hint="Is it up, and is its URL right?",
+        f"The batch's database cannot be used: {first_line(error)}", hint="Is it up, and is its URL right?"
     )
+
+
+def first_line(error: Exception) -> str:
+    """Returns the beginning of a database's error, or its kind if it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:MESSAGE_CHARACTERS] if lines else type(error).__name__

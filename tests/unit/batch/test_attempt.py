@@ -1,7 +1,4 @@
-"""How an attempt continues after a crash, and how it classifies errors. Only the cloud is a stand-in.
-
-Covers losses.py, too.
-"""
+"""How an attempt continues after a crash, and how it classifies errors. Only the cloud is a stand-in."""
 
 from __future__ import annotations
 
@@ -25,14 +22,13 @@ from provisioner.base.errors import (
     UsageError,
 )
 from provisioner.base.models import Endpoint, Environment, MachineRecord, MachineSize, ScoreLogEntry, TaskSetup
-from provisioner.batch import attempts, settlement
-from provisioner.batch.attempts import Attempt
+from provisioner.batch import attempt as module
+from provisioner.batch.attempt import Attempt
 from provisioner.batch.results import as_jsonl
 from provisioner.batch.steps import Costs, Failure, UpStep, interruption
-from provisioner.batch.suite import Run, Suite
 from provisioner.batch.workflow import AttemptResult, build_row
 from provisioner.clouds.cloud import EnvironmentResources, TerminationReason
-from provisioner.costs.ledger import Entry, Ledger
+from provisioner.costs.ledger import Ledger
 from provisioner.environment import agent, lifecycle, planning
 from provisioner.family.loader import load_family
 from provisioner.machines import claims
@@ -42,15 +38,10 @@ from provisioner.recording.published import check_results
 from provisioner.session import Session
 from provisioner.store.files import is_locked
 from provisioner.store.home import Home
+from tests.unit.batch.samples import entry, run, suite
 
-RUN = Run(key="fam/main/solver/1", family="/fam", task="main", agent="solver", repetition=1)
-SUITE = Suite.model_validate(
-    {
-        "name": "s",
-        "families": [{"path": "fam"}],
-        "agents": [{"name": "solver", "directory": ".", "command": "true"}],
-    }
-)
+RUN = run("solver")
+SUITE = suite(agents=[{"name": "solver", "directory": ".", "command": "true"}])
 HOUR = timedelta(hours=1)
 FAMILY = """
 class TaskFamily:
@@ -123,12 +114,7 @@ def attempt(tmp_path: Path, cloud: Cloud) -> Iterator[Attempt]:
 
 def reserve(attempt: Attempt, *, launched: timedelta = timedelta(0), left: timedelta = HOUR) -> None:
     """Reserves the cost of the attempt's environment."""
-    attempt.session.ledger.reserve(
-        Entry(
-            environment=attempt.id, kind="task", cloud="moon", region="crater", family="fam", task="main", batch="b-1",
-            project="", command="b-1", launched_at=now() - launched, expires_at=now() + left, reserved_micro_usd=1000,
-        )
-    )  # fmt: skip
+    attempt.session.ledger.reserve(entry(attempt.id, now() - launched, expires_at=now() + left))
 
 
 def recorded(attempt: Attempt, **changes: Any) -> Environment:
@@ -165,7 +151,7 @@ def test_a_dead_workers_creation_keeps_its_reservation(
     assert attempt.end(came_up=False).trouble == ""
     assert (unsettled(attempt), len(cloud.cleared)) == (1, 2)
     # Only once its Terraform surely has ended is the cloud believed.
-    monkeypatch.setattr(settlement, "MAX_CREATION", timedelta(seconds=1))
+    monkeypatch.setattr(module, "MAX_CREATION", timedelta(seconds=1))
     assert attempt.costs([attempt.id]).trouble == ""
     assert (unsettled(attempt), len(cloud.cleared)) == (0, 3)
 
@@ -250,7 +236,7 @@ def test_scoring_that_was_cut_short_is_done_anew_and_counts_once(
 
 
 def test_a_step_says_how_many_scores_there_were(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "DESTROY_PAUSES", ())
+    monkeypatch.setattr(module, "DESTROY_PAUSES", ())
     entry = ScoreLogEntry(score=0.1, message={}, details={}, scored_at=now(), elapsed_seconds=1)
     recorded(attempt, score_log=(entry,) * 1200)
     ended = attempt.end()
@@ -301,11 +287,7 @@ def test_a_start_that_outlives_the_limit_is_the_tasks_fault(attempt: Attempt, mo
 def test_a_run_that_waits_for_budget_plans_once(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = attempt.session.ledger
     done: list[str] = []
-    other = Entry(
-        environment="other", kind="task", cloud="moon", region="", family="fam", task="main", batch="b-1", project="",
-        command="b-1", launched_at=now(), expires_at=now() + HOUR, reserved_micro_usd=1,
-    )  # fmt: skip
-    ledger.reserve(other)
+    ledger.reserve(entry("other", now(), reserved_micro_usd=1))
 
     def launch(*_: Any) -> Any:
         done.append("launch")
@@ -316,7 +298,7 @@ def test_a_run_that_waits_for_budget_plans_once(attempt: Attempt, monkeypatch: p
             raise TaskError("It broke.")
         raise BudgetError("It does not fit.")
 
-    monkeypatch.setattr(attempts, "BUDGET_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(module, "BUDGET_POLL_SECONDS", 0.0)
     monkeypatch.setattr(planning, "plan", lambda *_: done.append("plan"))
     monkeypatch.setattr(lifecycle, "launch", launch)
     failure = attempt.up().failure
@@ -351,7 +333,7 @@ def test_a_run_does_not_wait_for_what_it_still_holds_itself(
     def launch(*_: Any) -> Any:
         raise BudgetError("It does not fit.") if unsettled(attempt) else TaskError("It broke.")
 
-    monkeypatch.setattr(attempts, "BUDGET_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(module, "BUDGET_POLL_SECONDS", 0.0)
     monkeypatch.setattr(planning, "plan", lambda *_: None)
     monkeypatch.setattr(lifecycle, "launch", launch)
     failure = again.up().failure
@@ -368,7 +350,7 @@ def test_whatever_fails_at_the_end_is_tried_again_and_told(attempt: Attempt, mon
         tries.append(1)
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(attempts, "DESTROY_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(module, "DESTROY_PAUSES", (0.0, 0.0))
     monkeypatch.setattr(lifecycle, "destroy", destroy)
     assert "No space left on device" in attempt.end().trouble
     assert len(tries) == 3
@@ -402,7 +384,7 @@ def test_no_step_is_done_in_an_environment_whose_end_has_begun(
         seen.append(session.environments.find(environment.id).status)
         raise SystemExit
 
-    monkeypatch.setattr(attempts, "keep_journals", dying)
+    monkeypatch.setattr(module, "keep_journals", dying)
     with pytest.raises(SystemExit):
         attempt.end(came_up=True)
     assert seen == ["destroying"]
@@ -481,7 +463,7 @@ def test_the_end_of_what_is_gone_keeps_its_score_log(
     attempt.session.environments.archive(known)
     (remains := attempt.session.environments.directory(attempt.id)).mkdir()
     reserve(attempt)
-    monkeypatch.setattr(attempts, "DESTROY_PAUSES", ())
+    monkeypatch.setattr(module, "DESTROY_PAUSES", ())
     with monkeypatch.context() as patch:
         patch.setattr(type(attempt.session.environments), "forget", raising(OSError("Read-only file system")))
         assert "Read-only" in attempt.end(came_up=True).trouble

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from provisioner.base.errors import InfrastructureError, Interrupted
-from provisioner.batch.engine import Engine, Json, QueueClient, RunState, postgres_url, sqlite_url
+from provisioner.batch.queue import Engine, Json, QueueClient, RunState, postgres_url, sqlite_url
 from provisioner.batch.steps import ScoreStep, Step
 from provisioner.batch.workflow import StepRunner
 from tests.waiting import BOUND_SECONDS, until
@@ -41,9 +41,7 @@ def start(url: str) -> Iterator[Callable[[Work], QueueClient]]:
         resource.close()
 
 
-def test_finished_steps_are_not_run_again_on_resume(
-    start: Callable[[Work], QueueClient],
-) -> None:
+def test_finished_steps_are_not_run_again_on_resume(start: Callable[[Work], QueueClient]) -> None:
     calls: list[str] = []
     interrupted = True
 
@@ -105,9 +103,7 @@ def test_only_another_cancellation_changes_a_cancelled_run(start: Callable[[Work
     assert (first.state, first.executor) == ("cancelled", "controller")
 
 
-def test_a_run_whose_work_raises_is_broken_and_says_why(
-    start: Callable[[Work], QueueClient],
-) -> None:
+def test_a_run_whose_work_raises_is_broken_and_says_why(start: Callable[[Work], QueueClient]) -> None:
     def work(_job: Json, _run_step: StepRunner[Any]) -> Json:
         raise ValueError("nonsense")
 

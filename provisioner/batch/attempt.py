@@ -12,12 +12,12 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 from provisioner.base import signals, strict_json
-from provisioner.base.clock import now
+from provisioner.base.clock import TEARDOWN, now
 from provisioner.base.errors import (
     AgentError,
     BudgetError,
@@ -31,10 +31,7 @@ from provisioner.base.errors import (
 )
 from provisioner.base.models import Destination, Environment
 from provisioner.base.progress import best_effort
-from provisioner.batch import settlement
-from provisioner.batch.losses import classify_launch_error, classify_loss, machines_alive
-from provisioner.batch.results import Outcome
-from provisioner.batch.score_log import LoggedScore, bounded
+from provisioner.batch.results import LoggedScore, Outcome, bounded
 from provisioner.batch.steps import (
     AgentStep,
     Costs,
@@ -44,6 +41,8 @@ from provisioner.batch.steps import (
     Step,
     UpStep,
     classify,
+    classify_launch_error,
+    classify_loss,
     classify_work_error,
     describe,
     interruption,
@@ -67,8 +66,62 @@ AGENT_IDENTITY = "batch"
 BUDGET_POLL_SECONDS = 1.0
 # A cloud that fails to delete something may succeed a moment later.
 DESTROY_PAUSES = (5.0, 20.0)
+LEDGER_PAUSES = (2.0, 10.0, 30.0)
+# How long Terraform may keep creating after its controller has died. Slow stacks took three minutes, and the AWS
+# provider gives an instance ten (its documentation, aws_instance, Timeouts).
+MAX_CREATION = timedelta(minutes=10)
 
 S = TypeVar("S", bound=Step)
+
+
+def costs(session: Session, environments: list[str]) -> Costs:
+    """Adds up what a run's environments have cost by the ledger: reserved sums, where they are not settled."""
+    problem = ""
+    for pause in (*LEDGER_PAUSES, None):
+        try:
+            for name in environments:
+                settle_orphan(session, name, wait=True)
+            entries = [entry for name in environments for entry in session.ledger.entries(environment=name)]
+            return Costs(at=now(), micro_usd=sum(entry.counted_micro_usd for entry in entries))
+        except Interrupted:
+            raise
+        except ProvisionerError as error:  # no reason to lose the score
+            problem = describe(error)
+            if pause is not None:
+                signals.wait(pause, session.check)
+    return Costs(at=now(), trouble=problem)
+
+
+def settle_orphan(session: Session, name: str, *, wait: bool) -> None:
+    """Removes and settles an environment of a dead controller, once its Terraform certainly creates no more.
+
+    Args:
+        name: the environment's id.
+        wait: whether to wait until then; else it is left for later.
+    """
+    if session.environments.directory(name).exists():
+        return  # its destruction failed, and its end step says so
+    for entry in session.ledger.entries(unsettled=True, environment=name):
+        # Not longer if the clock was set back.
+        seconds = min(MAX_CREATION, MAX_CREATION - (now() - entry.launched_at)).total_seconds()
+        if seconds > 0 and not wait:
+            continue
+        session.progress.phase_started("waiting for what a dead worker may have begun")
+        signals.wait(seconds, session.check)
+        session.cloud.delete_resources(EnvironmentResources(environment=name, region=entry.region))
+        session.ledger.settle_late(name, now())
+
+
+def others_have_reservations(session: Session, batch: str, environment: str) -> bool:
+    """Whether a batch's other environments, that have not expired, have part of the budget reserved.
+
+    Args:
+        environment: the id of the one that is no other.
+    """
+    return any(
+        entry.environment != environment and entry.expires_at > now() - TEARDOWN
+        for entry in session.ledger.entries(unsettled=True, batch=batch)
+    )
 
 
 @dataclass(frozen=True)
@@ -106,7 +159,8 @@ class Attempt:
         try:
             existing, reason = self._existing_environment()
             if reason:
-                self._remove_remains(came_up=False)
+                with self.session.shield():
+                    self._remove(came_up=False)
                 return UpStep(at=now(), begun_at=begun_at, failure=interruption(reason), **facts)
             environment = existing if existing and existing.status == "ready" else self._launch(existing)
             claims.take_lease(self.session, environment)
@@ -183,7 +237,7 @@ class Attempt:
             score_log, entries = self._score_log()
             for pause in (*DESTROY_PAUSES, None):
                 try:
-                    self._end(phases, came_up=came_up)
+                    self._remove(came_up=came_up, phases=phases)
                     problem = ""
                     break
                 except Exception as error:  # whatever it is, the machines still have to go
@@ -191,26 +245,16 @@ class Attempt:
                     if pause is not None:
                         time.sleep(pause)
             sealed = self._sealed()
-        phases_done = tuple(phases.finished)
-        return EndStep(
-            at=now(),
-            phases=phases_done,
-            trouble=problem,
-            score_log=score_log,
-            score_log_entries=entries,
-            **sealed,
-        )
+        done = tuple(phases.finished)
+        return EndStep(at=now(), phases=done, trouble=problem, score_log=score_log, score_log_entries=entries, **sealed)
 
     def _sealed(self) -> dict[str, Any]:
-        """Returns recording, family_version, agent_files and images of its last record; nothing if it is unreadable."""
+        """Returns what its last record says; nothing if that cannot be read."""
         with best_effort(self.session.progress, f"Reading the record of {self.id}"):
             if record := self.session.environments.record(self.id):
-                return {
-                    "recording": record.recording,
-                    "family_version": record.family_version,
-                    "agent_files": record.agent_files,
-                    "images": {role: machine.image for role, machine in record.machines.items()},
-                }
+                images = {role: machine.image for role, machine in record.machines.items()}
+                facts = record.model_dump(include={"recording", "family_version", "agent_files"})
+                return {**facts, "images": images}
         return {}
 
     def _score_log(self) -> tuple[tuple[LoggedScore, ...], int | None]:
@@ -219,23 +263,6 @@ class Attempt:
             record = self.session.environments.record(self.id)
             return (bounded(record.score_log), len(record.score_log)) if record else ((), 0)
         return (), None
-
-    def _end(self, phases: Phases, *, came_up: bool) -> None:
-        try:
-            environment = self._record()
-        except DamagedRecordError:
-            destroy_damaged(self.session, self.id)
-            return
-        if environment is None:
-            self._remove_remains(came_up=came_up)
-            return
-        if environment.started_at:
-            # Should this process die before the end, no other continues what it has stopped.
-            with destruction_lock(self.session, environment) as environment:
-                marked(self.session, environment, "destroying")
-            with phases.phase("logs"):
-                keep_journals(self.session, environment)
-        lifecycle.destroy(self.session, environment, phases)
 
     def _record(self) -> Environment | None:
         """Returns the environment's record; None if it is destroyed, or if this home never had it.
@@ -260,25 +287,23 @@ class Attempt:
         except DamagedRecordError:
             return None, "its record cannot be read"
         if record is None:
-            return None, "it was interrupted while it came up" if self._was_launched() else ""
+            was_launched = self.session.ledger.entries(environment=self.id)  # by any controller that shares the ledger
+            return None, "it was interrupted while it came up" if was_launched else ""
         if record.agent_at or record.status not in ("creating", "ready"):
             return None, "it was interrupted"
-        if not all(machines_alive(self.session, record).values()):
+        alive = self.session.cloud.alive
+        if not all(role in record.endpoints and alive(record, role) for role in record.machines):
             return None, "its machines are gone" if record.endpoints else "it was interrupted while it was created"
         if record.status == "creating" and record.probes:
             return None, "it was interrupted during start()"
         return record, ""
-
-    def _was_launched(self) -> bool:
-        """Whether any controller that shares the ledger has launched something under this id."""
-        return bool(self.session.ledger.entries(environment=self.id))
 
     def _launch(self, existing: Environment | None) -> Environment:
         """Creates the environment, or completes an existing one; waits while other runs have the budget reserved."""
         phases = Phases(self.session.progress)
         while True:
             # Asked before and after: the last other reservation may be settled in between.
-            others = settlement.others_have_reservations(self.session, self.batch, self.id)
+            others = others_have_reservations(self.session, self.batch, self.id)
             try:
                 if not phases.finished:  # building an image reserves a builder's cost
                     with phases.phase("images"):
@@ -291,7 +316,7 @@ class Attempt:
                     raise
                 self._settle_earlier_attempts()
                 # Others may have reserved more than they will have spent.
-                if not others and not settlement.others_have_reservations(self.session, self.batch, self.id):
+                if not others and not others_have_reservations(self.session, self.batch, self.id):
                     raise
                 self.session.progress.phase_started("waiting for the budget")
                 signals.wait(BUDGET_POLL_SECONDS, self.session.check)
@@ -300,11 +325,11 @@ class Attempt:
         """Settles what this run's own earlier attempts may still have reserved, if that is possible by now."""
         for number in range(1, self.number):
             with contextlib.suppress(InfrastructureError):  # the next refusal tries again
-                settlement.settle_orphan(self.session, replace(self, number=number).id, wait=False)
+                settle_orphan(self.session, replace(self, number=number).id, wait=False)
 
     def costs(self, environments: list[str]) -> Costs:
         """Adds up what the run's environments have cost by the ledger: reserved sums, where they are not settled."""
-        return settlement.costs(self.session, environments)
+        return costs(self.session, environments)
 
     def pause(self, seconds: float) -> Step:
         """Waits before the next attempt."""
@@ -312,30 +337,37 @@ class Attempt:
         signals.wait(seconds, self.session.check)
         return Step(at=now())
 
-    def _remove_remains(self, *, came_up: bool) -> None:
+    def _remove(self, *, came_up: bool, phases: Phases | None = None) -> None:
         """Removes whatever the attempt created: by this home's record, or from the cloud if another home created it.
 
         Args:
             came_up: whether all of it had been created. If not, the other home's Terraform may have outlived its
                 controller and still be creating. The reservation then stays until `costs` has looked again.
+            phases: of the attempt's end, which keeps the journals first; None if it is not the end.
         """
-        with self.session.shield():
-            try:
-                record = self._record()
-            except DamagedRecordError:
-                destroy_damaged(self.session, self.id)
-                return
-            if record:
-                lifecycle.destroy(self.session, record)
-                return
-            for entry in self.session.ledger.entries(unsettled=True, environment=self.id):
-                resources = EnvironmentResources(environment=self.id, region=entry.region)
-                complete = self.session.cloud.delete_resources(resources)
-                # If only this home uses the ledger, there would be a record of anything that was created.
-                private = not self.session.database
-                if private or came_up or complete or entry.launched_at <= now() - settlement.MAX_CREATION:
-                    self.session.ledger.settle_late(self.id, now())
-            self.session.environments.forget(self.id)  # a process killed while it archived leaves a part of it
+        try:
+            environment = self._record()
+        except DamagedRecordError:
+            destroy_damaged(self.session, self.id)
+            return
+        if environment:
+            if phases and environment.started_at:
+                # Should this process die before the end, no other continues what it has stopped.
+                with destruction_lock(self.session, environment) as environment:
+                    marked(self.session, environment, "destroying")
+                with phases.phase("logs"):
+                    keep_journals(self.session, environment)
+            lifecycle.destroy(self.session, environment, phases)
+            return
+        for entry in self.session.ledger.entries(unsettled=True, environment=self.id):
+            complete = self.session.cloud.delete_resources(
+                EnvironmentResources(environment=self.id, region=entry.region)
+            )
+            # If only this home uses the ledger, there would be a record of anything that was created.
+            private = not self.session.database
+            if private or came_up or complete or entry.launched_at <= now() - MAX_CREATION:
+                self.session.ledger.settle_late(self.id, now())
+        self.session.environments.forget(self.id)  # a process killed while it archived leaves a part of it
 
     def _in_environment(
         self, name: str, kind: type[S], work: Callable[[Environment, Phases], S], task_outcome: Outcome
