@@ -5,72 +5,61 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer import _completion_shared as shared  # Typer has no other way to change a script
 
 from provisioner.base.errors import HostError, ProvisionerError, UsageError
 from provisioner.cli.lazy_commands import lazy_app
-from provisioner.cli.output import unwritable
-from provisioner.cli.streams import prepare, silence
+from provisioner.cli.output import prepare, silence, unwritable
 from provisioner.version import __version__
 
 PROGRAM = "provisioner"
-# At the first TAB, zsh loads this script as a function and calls it. Typer's script then only defines another function,
-# so the first TAB would complete nothing.
-_WHEN_ZSH_LOADS_IT = """
-if [[ $funcstack[1] == _%(prog_name)s ]]; then
-  %(complete_func)s "$@"
+# At the first TAB, zsh loads the script that Typer installs as a function and calls it. The script then only defines
+# another function, so the first TAB would complete nothing.
+_WHEN_ZSH_LOADS_IT = f"""
+if [[ $funcstack[1] == _{PROGRAM} ]]; then
+  _{PROGRAM}_completion "$@"
 fi
 """
 
-_PACKAGE = "provisioner.cli.commands."
 COMMANDS = {
-    "doctor": (f"{_PACKAGE}doctor", "Show what this machine lacks, and how to install it."),
+    "doctor": "Show what this machine lacks, and how to install it.",
     # Writing a family.
-    "new": (f"{_PACKAGE}check", "Write a small family that works, to begin with."),
-    "check": (f"{_PACKAGE}check", "Find a family's mistakes before anything is built."),
-    "plan": (f"{_PACKAGE}costs", "Show a task's machines and costs. Creates nothing."),
-    "tasks": (f"{_PACKAGE}tasks", "List a family's tasks, from its image."),
-    "dev": (f"{_PACKAGE}dev", "Keep an environment up to date with a family's files. Runs until Ctrl-C."),
-    "test": (f"{_PACKAGE}environments", "Run the family's own pytest tests in an environment."),
+    "new": "Write a small family that works, to begin with.",
+    "check": "Find a family's mistakes before anything is built.",
+    "plan": "Show a task's machines and costs. Creates nothing.",
+    "tasks": "List a family's tasks, from its image.",
+    "dev": "Keep an environment up to date with a family's files. Runs until Ctrl-C.",
+    "test": "Run the family's own pytest tests in an environment.",
     # Running it.
-    "run": (f"{_PACKAGE}environments", "Do a whole run: create, start, work, score, destroy."),
-    "batch": (f"{_PACKAGE}batch.group", "Run many tasks with many agents, many times."),
+    "run": "Do a whole run: create, start, work, score, destroy.",
+    "batch": "Run many tasks with many agents, many times.",
     # One step at a time.
-    "up": (f"{_PACKAGE}environments", "Bring an environment up, ready for an agent."),
-    "agent": (
-        f"{_PACKAGE}machines",
-        "Run an agent in the primary machine, as user agent. Copies its directory there first.",
-    ),
-    "exec": (f"{_PACKAGE}machines", "Run a command in a machine. Exits with the command's exit code."),
-    "ssh": (f"{_PACKAGE}machines", "Open a shell in a machine, or bring a port of it here."),
-    "cp": (
-        f"{_PACKAGE}machines",
-        "Copy a file or directory to or from a machine. Write the machine's side as ENV:PATH.",
-    ),
-    "score": (f"{_PACKAGE}environments", "Score an environment."),
-    "destroy": (f"{_PACKAGE}environments", "Destroy environments, until the cloud confirms it."),
+    "up": "Bring an environment up, ready for an agent.",
+    "agent": "Run an agent in the primary machine, as user agent. Copies its directory there first.",
+    "exec": "Run a command in a machine. Exits with the command's exit code.",
+    "ssh": "Open a shell in a machine, or bring a port of it here.",
+    "cp": "Copy a file or directory to or from a machine. Write the machine's side as ENV:PATH.",
+    "score": "Score an environment.",
+    "destroy": "Destroy environments, until the cloud confirms it.",
     # Seeing what is there, and what came of it.
-    "list": (f"{_PACKAGE}list", "List all live environments and image builders."),
-    "show": (f"{_PACKAGE}show", "Show an environment's record, even after its end."),
-    "logs": (f"{_PACKAGE}logs", "Show an environment's logs, even after its end."),
-    "replay": (f"{_PACKAGE}recordings", "Replay terminals, or show recorded calls."),
-    "verify": (f"{_PACKAGE}recordings", "Check results and sealed logs, byte for byte."),
-    "costs": (f"{_PACKAGE}costs", "Show the reserved and actual costs of launches."),
+    "list": "List all live environments and image builders.",
+    "show": "Show an environment's record, even after its end.",
+    "logs": "Show an environment's logs, even after its end.",
+    "replay": "Replay terminals, or show recorded calls.",
+    "verify": "Check results and sealed logs, byte for byte.",
+    "costs": "Show the reserved and actual costs of launches.",
     # Keeping order.
-    "extend": (f"{_PACKAGE}extend", "Extend an environment's time to live."),
-    "sweep": (
-        f"{_PACKAGE}sweep",
-        "Remove orphans: environments whose command has ended. Also removes those past their time to live.",
-    ),
-    "image": (f"{_PACKAGE}images", "Machine images: build, list, prune."),
-    "freeze": (f"{_PACKAGE}snapshots", "Freeze a running environment, to copy it later."),
-    "snapshot": (f"{_PACKAGE}snapshots", "Frozen environments: list, remove."),
-    "aws": (f"{_PACKAGE}aws", "Set up an AWS account for provisioner."),
+    "extend": "Extend an environment's time to live.",
+    "sweep": "Remove orphans: environments whose command has ended. Also removes those past their time to live.",
+    "image": "Machine images: build, list, prune.",
+    "freeze": "Freeze a running environment, to copy it later.",
+    "snapshot": "Frozen environments: list, remove.",
+    "aws": "Set up an AWS account for provisioner.",
 }
-"""Name -> the module that registers it, and its help. `provisioner --help` lists each with its first sentence."""
+"""Name -> help, of which `provisioner --help` lists the first sentence. Each has a module of its name in commands/."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -88,6 +77,7 @@ def _options(
 
 
 app = lazy_app(
+    "provisioner.cli.commands",
     COMMANDS,
     callback=_options,
     name=PROGRAM,
@@ -118,9 +108,12 @@ def main() -> int:
     # What commands write holds keys, states and logs, and is for the operator alone.
     os.umask(0o077)
     prepare()
-    _correct_zsh_completion()
     try:
         code = app(prog_name=PROGRAM, standalone_mode=False)
+    except SystemExit:  # Typer's options for completion end the program
+        if "--install-completion" in sys.argv:
+            _correct_zsh_completion()
+        raise
     except typer.TyperException as wrong:
         context = getattr(wrong, "ctx", None)
         if context and wrong.message == context.get_help():  # a group without a command
@@ -143,10 +136,10 @@ def main() -> int:
 
 
 def _correct_zsh_completion() -> None:
-    """Has Typer install and show a script for zsh whose first TAB in each shell completes something."""
-    scripts = shared._completion_scripts
-    if not scripts["zsh"].endswith(_WHEN_ZSH_LOADS_IT):
-        scripts["zsh"] += _WHEN_ZSH_LOADS_IT
+    """Has the script for zsh that Typer has installed complete something at the first TAB of each shell."""
+    script = Path.home() / ".zfunc" / f"_{PROGRAM}"
+    if script.exists() and not (text := script.read_text()).endswith(_WHEN_ZSH_LOADS_IT):
+        script.write_text(text + _WHEN_ZSH_LOADS_IT)
 
 
 def _render_error(error: ProvisionerError, *, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import importlib
 import inspect
 import logging
 import sys
@@ -15,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from provisioner.base.errors import Interrupted, ProvisionerError, UsageError
+from provisioner.base.errors import HostError, Interrupted, ProvisionerError, UsageError
 from provisioner.base.printable import beginning, printable_lines
 from provisioner.base.signals import Interrupts, exit_code
-from provisioner.cli.options import LAUNCH_OPTIONS, WHERE_OPTIONS, DebugOption, JsonOption, Launch
-from provisioner.cli.output import Result, render
-from provisioner.cli.streams import stderr
-from provisioner.clouds.registry import Where
+from provisioner.cli.options import OPTION_SETS, output_options
+from provisioner.cli.output import Result, render, stderr
 from provisioner.store.home import Home
 
 if TYPE_CHECKING:
@@ -49,60 +48,56 @@ def shield() -> AbstractContextManager[None]:
     return _interrupts.shield()
 
 
-def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Registers a function that returns a Result as a command, with --json and --debug.
+def register(app: typer.Typer, name: str, module: str) -> None:
+    """Adds a command or a group to an application.
+
+    Args:
+        module: the module with the command's function `main`; of a group, with its COMMANDS: names -> functions and
+            help.
+    """
+    imported = importlib.import_module(module)
+    if not hasattr(imported, "COMMANDS"):
+        add_command(app, name, imported.main)
+        return
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    for command, (function, line) in imported.COMMANDS.items():
+        add_command(group, command, function, line)
+    app.add_typer(group, name=name)
+
+
+def add_command(app: typer.Typer, name: str, function: Callable[..., Result], line: str | None = None) -> None:
+    """Adds a function that returns a Result as a command, with --json and --debug.
 
     The function's parameters select further options: `as_json` if it streams output itself, `where` if it uses a
     cloud, and `launch` if it creates machines.
 
     Args:
-        app: the Typer application.
-        name: the command's name.
-        settings: passed to Typer.
+        line: the command's help.
     """
+    signature = inspect.signature(function, eval_str=True)
+    option_sets = {name: make for name, make in OPTION_SETS.items() if name in signature.parameters}
 
-    def register(function: Callable[..., Result]) -> Callable[..., Result]:
-        @functools.wraps(function)
-        def wrapper(**arguments: Any) -> None:
-            as_json, debug = arguments.pop("json"), arguments.pop("debug")
-            if wants_json:
-                arguments["as_json"] = as_json
-            if wants_where:
-                places = {option: arguments.pop(option) for option in WHERE_OPTIONS}
-                regions = tuple(places["region"] or ())
-                arguments["where"] = Where(places["cloud"], regions, places["profile"], places["spot"], places["state"])
-            if wants_launch:
-                arguments["launch"] = Launch(**{option: arguments.pop(option) for option in LAUNCH_OPTIONS})
-            try:
-                code = _run(lambda: function(**arguments), as_json=as_json, debug=debug)
-            except KeyboardInterrupt as another:  # while an error was shown; Typer takes each for a Ctrl-C
-                code = exit_code(another)
-            raise typer.Exit(code)
+    @functools.wraps(function)
+    def wrapper(**arguments: Any) -> None:
+        as_json, debug = arguments.pop("json"), arguments.pop("debug")
+        if "as_json" in signature.parameters:
+            arguments["as_json"] = as_json
+        for name, from_options in option_sets.items():
+            options = {option: arguments.pop(option) for option in inspect.signature(from_options).parameters}
+            arguments[name] = from_options(**options)
+        try:
+            code = _run(lambda: function(**arguments), as_json=as_json, debug=debug)
+        except KeyboardInterrupt as another:  # while an error was shown; Typer takes each for a Ctrl-C
+            code = exit_code(another)
+        raise typer.Exit(code)
 
-        signature = inspect.signature(function, eval_str=True)
-        wants_json, wants_where = "as_json" in signature.parameters, "where" in signature.parameters
-        wants_launch = "launch" in signature.parameters
-        options = [
-            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for option, (annotation, default) in {
-                **(LAUNCH_OPTIONS if wants_launch else {}),
-                **(WHERE_OPTIONS if wants_where else {}),
-                "json": (JsonOption, False),
-                "debug": (DebugOption, False),
-            }.items()
-        ]
-        parameters = [
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for name, parameter in signature.parameters.items()
-            if name not in ("as_json", "where", "launch")
-        ]
-        wrapper.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*parameters, *options], return_annotation=None
-        )
-        app.command(name, **settings)(wrapper)
-        return function
-
-    return register
+    parameters = [each for name, each in signature.parameters.items() if name not in ("as_json", *option_sets)]
+    makers: list[Callable[..., object]] = [*option_sets.values(), output_options]
+    for make in makers:
+        parameters += inspect.signature(make, eval_str=True).parameters.values()
+    named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    wrapper.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    app.command(name, help=line)(wrapper)
 
 
 class _PrintableFormatter(logging.Formatter):
@@ -125,13 +120,7 @@ def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
         result = function()
         _stop_progress()
         render(result, as_json=as_json)
-        as_json = False  # its one object has been printed
-        if result.then is None:
-            return result.exit_code
-        try:
-            return result.then()
-        finally:
-            _stop_progress()
+        return result.exit_code
     except BrokenPipeError:
         return 1
     except ProvisionerError as error:
@@ -167,3 +156,21 @@ def _fail(error: ProvisionerError, *, as_json: bool, debug: bool) -> int:
         stderr().write(f"{printable_lines(traceback.format_exc())}\n")
     render_error(error, as_json=as_json)
     return error.exit_code
+
+
+def default_home() -> Home:
+    """Returns the provisioner home and creates it if it does not exist.
+
+    Raises:
+        HostError: the home cannot be found or used.
+    """
+    hint = "Set PROVISIONER_HOME to a directory that you may write to."
+    try:
+        home = Home.default()
+        if home.make():
+            progress().note(f"Other users could enter the provisioner home {home.root}; its mode is now 0700.")
+    except RuntimeError as error:  # ~name for a user that does not exist
+        raise HostError("The provisioner home cannot be found: its user does not exist.", hint=hint) from error
+    except OSError as error:
+        raise HostError(f"The provisioner home {home.root} cannot be used: {error.strerror}.", hint=hint) from error
+    return home

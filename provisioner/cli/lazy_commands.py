@@ -5,8 +5,7 @@ The program's help and the shell's completion list the commands by the names and
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, cast
 
@@ -17,25 +16,22 @@ from typer.main import get_group
 from provisioner.base.errors import extras_named
 
 
-def lazy_app(
-    commands: Mapping[str, tuple[str, str]], callback: Callable[..., None] = lambda: None, **settings: Any
-) -> typer.Typer:
+def lazy_app(package: str, commands: Mapping[str, str], **settings: Any) -> typer.Typer:
     """Makes a Typer application whose commands are imported when they are used.
 
     Args:
-        commands: the name of a command or group -> the full name of a module, whose function `register` adds it to a
-            Typer application, and the command's help. The program's help shows its first sentence.
+        package: the package in which each command has a module of its name, see command.register.
+        commands: each command or group with its help. The program's help shows its first sentence.
         settings: passed to Typer.
     """
 
     class Group(TyperGroup):
         def __init__(self, **attributes: Any) -> None:
             super().__init__(**attributes)
-            for name, (module, line) in commands.items():
-                self.add_command(_LazyCommand(module, name, line))
+            for name, line in commands.items():
+                self.add_command(_LazyCommand(f"{package}.{name}", name, line))
 
-    # Typer makes a group only if there is a callback or the application has commands of its own.
-    return typer.Typer(cls=Group, callback=callback, rich_markup_mode=None, **settings)
+    return typer.Typer(cls=Group, rich_markup_mode=None, **settings)
 
 
 class _LazyCommand(TyperCommand):
@@ -47,9 +43,14 @@ class _LazyCommand(TyperCommand):
 
     @cached_property
     def _real(self) -> TyperCommand:
+        # Typer makes a group only if there is a callback or the application has commands of its own.
         app = typer.Typer(rich_markup_mode=None, callback=lambda: None)
         with extras_named():
-            importlib.import_module(self._module).register(app)
+            from provisioner.cli.command import (
+                register,
+            )  # takes long to import, and the program's help needs no command
+
+            register(app, str(self.name), self._module)
         real = cast(TyperCommand, get_group(app).commands[str(self.name)])
         real.help = self.help
         return real

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, BinaryIO, Literal
 
 import typer
 
 from provisioner.base.clock import DEFAULT_TTL, checked_ttl, parse_duration
 from provisioner.base.errors import UsageError
+from provisioner.base.models import Environment, Role
 from provisioner.cli.completion import all_environment_ids, cloud_names, environment_ids, task_names
-from provisioner.clouds.registry import CLOUDS, DEFAULT_CLOUD
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-
-
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")]
+from provisioner.clouds.registry import CLOUDS, DEFAULT_CLOUD, Where
 
 
 def parse_path(text: str) -> Path:
@@ -64,125 +62,75 @@ def parse_database(text: str) -> str:
         raise typer.BadParameter(error.message) from error
 
 
-FamilyArgument = Annotated[
-    Path,
-    typer.Argument(metavar="FAMILY", help="Directory of the task family.", show_default=False, parser=parse_path),
-]
+def _roles(incomplete: str) -> list[str]:
+    """Returns the machines' roles for the shell's completion."""
+    return [role for role in ("primary", "aux") if role.startswith(incomplete)]
 
 
-TaskArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="TASK",
-        help="Name of the task.",
-        show_default=False,
-        parser=parse_task_name,
-        autocompletion=task_names,
-    ),
-]
-
-
+FAMILY = typer.Argument(metavar="FAMILY", help="Directory of the task family.", parser=parse_path)
+TASK = typer.Argument(metavar="TASK", help="Name of the task.", parser=parse_task_name, autocompletion=task_names)
+FamilyArgument = Annotated[Path, FAMILY]
+TaskArgument = Annotated[str, TASK]
 DATABASE_VARIABLE = "PROVISIONER_DATABASE"
-
-
 ENVIRONMENT_HELP = "Id of the environment, or its beginning or end."
-
-
 EnvironmentArgument = Annotated[
     str, typer.Argument(metavar="ENV", help=ENVIRONMENT_HELP, autocompletion=environment_ids)
 ]
-
-
 PastEnvironmentArgument = Annotated[
     str, typer.Argument(metavar="ENV", help=ENVIRONMENT_HELP, autocompletion=all_environment_ids)
 ]
-
-
 EnvFileOption = Annotated[
     Path | None,
-    typer.Option(
-        "--env-file",
-        metavar="FILE",
-        help="File of NAME=value lines: the task's secrets.",
-        show_default=False,
-        parser=parse_path,
-    ),
+    typer.Option("--env-file", metavar="FILE", help="File of NAME=value lines: the task's secrets.", parser=parse_path),
 ]
-
-
 AllowOption = Annotated[
     list[str] | None,
     typer.Option(
         "--allow", metavar="HOST:PORT", help="Destination that an environment without internet may reach; repeatable."
     ),
 ]
-
-
 KeepOption = Annotated[
-    bool,
-    typer.Option("--keep", help="Keep the environment up if it fails; with `run` and `test`, always."),
+    bool, typer.Option("--keep", help="Keep the environment up if it fails; with `run` and `test`, always.")
 ]
-
-
 NoTemplateOption = Annotated[
     bool, typer.Option("--no-template", help="Boot local machines instead of starting them from a template.")
 ]
-
-
 NoRecordOption = Annotated[bool, typer.Option("--no-record", help="Record no calls, no terminals and no packets.")]
-
-
-LAUNCH_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "ttl": (
-        Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Time to live, such as 30m. Default: 4h.")],
-        None,
-    ),
-    "budget": (
-        Annotated[
-            str | None,
-            typer.Option("--budget", metavar="USD", help="Most that this command may cost.", show_default=False),
-        ],
-        None,
-    ),
-}
-
-
 ProfileOption = Annotated[
-    str | None,
-    typer.Option("--profile", help="Profile of the AWS configuration.", show_default=False, parser=parse_profile),
+    str | None, typer.Option("--profile", help="Profile of the AWS configuration.", parser=parse_profile)
 ]
-WHERE_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "cloud": (
-        Annotated[
-            str,
-            typer.Option("--cloud", help=f"Where machines run: {' or '.join(CLOUDS)}.", autocompletion=cloud_names),
-        ],
-        DEFAULT_CLOUD,
+StateOption = Annotated[
+    str | None, typer.Option("--state", metavar="s3://BUCKET/PREFIX", help="Terraform's state in S3.")
+]
+
+
+MachineOption = Annotated[
+    str,
+    typer.Option(
+        "--machine", metavar="NAME", help="Which machine: primary, aux, or its host name.", autocompletion=_roles
     ),
-    "region": (
-        Annotated[
-            list[str] | None,
-            typer.Option(
-                "--region",
-                help="AWS region; repeatable: the others are tried if the first lacks capacity.",
-                parser=parse_region,
-            ),
-        ],
-        None,
+]
+# None: agent on the primary machine, admin on the aux VM, or ubuntu if it is an Ubuntu.
+UserOption = Annotated[
+    Literal["agent", "root", "admin", "ubuntu"] | None,
+    typer.Option("--user", help="User in the machine.", show_default="agent; aux: admin, ubuntu if it is an Ubuntu"),
+]
+# As text it would show in the host's process list, which every user of the host may read.
+SubmissionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--submission", metavar="-", help="Score standard input instead of the submission file.", parser=parse_text
     ),
-    "profile": (
-        ProfileOption,
-        None,
+]
+SubmissionFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--submission-file",
+        metavar="FILE",
+        help="File on this host to score instead of the submission file.",
+        parser=parse_path,
     ),
-    "spot": (Annotated[bool, typer.Option("--spot", help="Try AWS spot instances first.")], False),
-    "state": (
-        Annotated[
-            str | None,
-            typer.Option("--state", metavar="s3://BUCKET/PREFIX", help="Terraform's state in S3.", show_default=False),
-        ],
-        None,
-    ),
-}
+]
 
 
 @dataclass(frozen=True)
@@ -228,6 +176,47 @@ class Launch:
         return amount
 
 
+def _launch(
+    ttl: Annotated[
+        str | None, typer.Option("--ttl", metavar="TIME", help="Time to live, such as 30m. Default: 4h.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="USD", help="Most that this command may cost.")
+    ] = None,
+) -> Launch:
+    return Launch(ttl, budget)
+
+
+def _where(
+    cloud: Annotated[
+        str, typer.Option("--cloud", help=f"Where machines run: {' or '.join(CLOUDS)}.", autocompletion=cloud_names)
+    ] = DEFAULT_CLOUD,
+    region: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--region",
+            help="AWS region; repeatable: the others are tried if the first lacks capacity.",
+            parser=parse_region,
+        ),
+    ] = None,
+    profile: ProfileOption = None,
+    spot: Annotated[bool, typer.Option("--spot", help="Try AWS spot instances first.")] = False,
+    state: StateOption = None,
+) -> Where:
+    return Where(cloud, tuple(region or ()), profile, spot, state)
+
+
+OPTION_SETS: dict[str, Callable[..., Launch | Where]] = {"launch": _launch, "where": _where}
+"""By the parameter with which a command asks for them: what makes its value from options, which are its parameters."""
+
+
+def output_options(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")] = False,
+) -> None:
+    """Has the options of every command as its parameters."""
+
+
 def checked_database(url: str) -> str:
     """Checks a database's URL and returns it.
 
@@ -237,3 +226,65 @@ def checked_database(url: str) -> str:
     if url and not url.startswith(("postgresql://", "postgres://")):
         raise UsageError(f"The database's URL must begin with postgresql:// ({DATABASE_VARIABLE}, or --database).")
     return url
+
+
+def machine_and_user(environment: Environment, name: str, user: str | None) -> tuple[Role, str]:
+    """Returns the role of a machine, and its user.
+
+    Raises:
+        UsageError: there is none, or it has no such user.
+    """
+    role = environment.role_of(name)
+    if role is None:
+        names = ", ".join(environment.hostname(role) for role in environment.roles)
+        raise UsageError(f"{environment.id} has no machine {name}.", hint=f"It has: {names}.")
+    users = ("agent", "root")
+    if role == "aux":
+        from provisioner.machines.create import aux_user  # takes long to import, and only this needs it
+
+        users = (aux_user(environment.machines[role].distribution), "root")
+    chosen = user or users[0]
+    if chosen not in users:
+        raise UsageError(f"The {role} machine has no user {chosen}.")
+    return role, chosen
+
+
+def read_submission(source: str | None, file: Path | None) -> str | None:
+    """Returns the submission that the options name; None if they name none.
+
+    Args:
+        source: the value of --submission.
+        file: that of --submission-file.
+
+    Raises:
+        UsageError: both name one, --submission names anything but standard input, or it cannot be read, is too long,
+            or is not UTF-8.
+    """
+    if source is not None and file is not None:
+        raise UsageError("Use either --submission or --submission-file.")
+    if source == "-":
+        return _read(sys.stdin.buffer, "standard input")
+    if source is not None:
+        raise UsageError(
+            "The submission cannot be an argument: every user of this host could read it in the process list.",
+            hint="Use --submission-file FILE, or --submission - for standard input.",
+        )
+    if file is None:
+        return None
+    try:
+        with file.open("rb") as opened:
+            return _read(opened, str(file))
+    except OSError as error:
+        raise UsageError(f"The submission {file} cannot be read: {error.strerror}.") from error
+
+
+def _read(source: BinaryIO, name: str) -> str:
+    from provisioner.environment.operations import SUBMISSION_LIMIT_BYTES  # takes long to import
+
+    data = source.read(SUBMISSION_LIMIT_BYTES + 1)
+    if len(data) > SUBMISSION_LIMIT_BYTES:
+        raise UsageError(f"The submission in {name} is longer than {SUBMISSION_LIMIT_BYTES >> 20} MiB.")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The submission in {name} is not UTF-8.") from error

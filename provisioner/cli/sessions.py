@@ -8,8 +8,7 @@ from pathlib import Path
 
 from provisioner.base.config import load_settings
 from provisioner.base.models import Environment
-from provisioner.cli.command import progress, shield
-from provisioner.cli.home import default_home
+from provisioner.cli.command import default_home, progress, shield
 from provisioner.cli.options import DATABASE_VARIABLE, Launch, checked_database
 from provisioner.clouds.registry import Where, open_cloud
 from provisioner.costs.ledger import Spending

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from provisioner.base.errors import HostError, Interrupted, ProvisionerError
 from provisioner.base.printable import CUT, printable, printable_lines
-from provisioner.cli.output import Result, render
-from provisioner.cli.streams import stderr
+from provisioner.cli.output import Result, render, stderr
 
 # How many lines of an error's details are shown: about one screen.
 DETAIL_LINES = 25

@@ -33,10 +33,9 @@ from pydantic import JsonValue
 
 from provisioner.base.clock import elapsed
 from provisioner.base.printable import printable, printable_lines
-from provisioner.batch.means import mean
 from provisioner.batch.records import Batch
 from provisioner.batch.report.evidence import Evidence
-from provisioner.batch.results import OUTCOMES, Row
+from provisioner.batch.results import OUTCOMES, Row, mean
 from provisioner.costs.prices import MICRO
 
 SCORER = "provisioner"

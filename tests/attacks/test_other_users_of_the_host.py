@@ -59,7 +59,7 @@ def test_a_home_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(PermissionError, match="belongs to the user"):
         Home(tmp_path).make()
     monkeypatch.setenv("PROVISIONER_HOME", str(tmp_path))
-    from provisioner.cli.home import default_home
+    from provisioner.cli.command import default_home
 
     with pytest.raises(HostError, match=re.escape(f"{tmp_path} cannot be used: it belongs to the user")):
         default_home()

@@ -25,7 +25,7 @@ from provisioner.batch.live_status import LiveStatus
 from provisioner.batch.records import Batch
 from provisioner.batch.rows import failed_row
 from provisioner.batch.suite import Run, Suite
-from provisioner.cli.commands import machines
+from provisioner.cli.commands import exec as machines
 from provisioner.cli.commands.batch.view import BatchView
 from provisioner.cli.output import Result, render, table
 from provisioner.cli.terminal import TerminalProgress, render_error
@@ -189,7 +189,7 @@ def test_exec_of_a_command_that_never_started(words: str, tmp_path: Path, monkey
         monkeypatch.setattr(machines, "connect_kept", lambda *_: Connection(login_to(server, tmp_path)))
         os.dup2(writer, 2)
         try:
-            done = machines.execute("env", ["true"])
+            done = machines.main("env", ["true"])
         finally:
             os.dup2(kept, 2)
     said = b""

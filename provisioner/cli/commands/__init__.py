@@ -1,1 +1,1 @@
-"""The commands, a module for each group of them. Each is imported when one of its commands is used."""
+"""The commands, each in a module of its name, which is imported when the command is used."""

@@ -11,9 +11,8 @@ import typer
 
 from provisioner.base.config import checked, load_settings
 from provisioner.base.errors import UsageError
-from provisioner.cli.command import command
 from provisioner.cli.commands.aws_check import check
-from provisioner.cli.options import ProfileOption
+from provisioner.cli.options import ProfileOption, StateOption
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
 from provisioner.clouds.aws import catalogue
@@ -25,31 +24,13 @@ from provisioner.store.files import write_atomically
 ROLES_REGION = "us-east-1"
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    app.add_typer(group, name="aws")
-    command(group, "setup", help="Make, once in an account, the roles that provisioner needs; for an administrator.")(
-        setup
-    )
-    command(group, "policy", help="Print the IAM policy with exactly the rights that provisioner needs.")(policy)
-    command(group, "check", help="Test on your own account what provisioner does there, usually for under a dollar.")(
-        check
-    )
-    command(group, "refresh-prices", help="Read AWS's public price lists, for when its API cannot be asked.")(
-        refresh_prices
-    )
-
-
 def _region(name: str) -> str:
     if not re.fullmatch(r"[a-z]+(-[a-z]+)+-\d+", name):
         raise UsageError(f"--region {name!r} is not the name of an AWS region, such as us-east-1.")
     return name
 
 
-def setup(
-    profile: ProfileOption = None,
-) -> Result:
+def setup(profile: ProfileOption = None) -> Result:
     """Makes the roles, or corrects them."""
     settings = load_settings() if profile is None else checked(profile=profile)
     # Roles belong to no region.
@@ -65,10 +46,7 @@ def policy(
     for_setup: Annotated[
         bool, typer.Option("--setup", help="The rights that `aws setup` needs instead, for an administrator.")
     ] = False,
-    state: Annotated[
-        str | None,
-        typer.Option("--state", metavar="s3://BUCKET/PREFIX", help="Terraform's state in S3.", show_default=False),
-    ] = None,
+    state: StateOption = None,
 ) -> Result:
     """Prints the policy as IAM accepts it."""
     settings = load_settings() if state is None else checked(state=state)
@@ -82,8 +60,7 @@ def refresh_prices(
         typer.Option("--region", help="Region whose prices to read; repeatable. Default: the snapshot's."),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="FILE", help="Default: a file in the provisioner home.", show_default=False),
+        Path | None, typer.Option("--output", metavar="FILE", help="Default: a file in the provisioner home.")
     ] = None,
 ) -> Result:
     """Reads AWS's public price list files, without credentials."""
@@ -97,3 +74,11 @@ def refresh_prices(
     count = sum(len(prices) for prices in price_list.prices.values())
     data = {"file": str(path), "date": str(price_list.date), "regions": regions, "prices": count}
     return Result(data, f"{count} prices of {price_list.date} in {path}")
+
+
+COMMANDS = {
+    "setup": (setup, "Make, once in an account, the roles that provisioner needs; for an administrator."),
+    "policy": (policy, "Print the IAM policy with exactly the rights that provisioner needs."),
+    "check": (check, "Test on your own account what provisioner does there, usually for under a dollar."),
+    "refresh-prices": (refresh_prices, "Read AWS's public price lists, for when its API cannot be asked."),
+}

@@ -1,4 +1,4 @@
-"""Provides the command `aws check`: a staged self-test on the operator's own account."""
+"""The command `aws check`: a staged self-test on the operator's own account."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ def check(
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Begin without asking.")] = False,
     region: Annotated[
-        str | None,
-        typer.Option("--region", help="Region to test. Default: as for `up`.", show_default=False, parser=parse_region),
+        str | None, typer.Option("--region", help="Region to test. Default: as for `up`.", parser=parse_region)
     ] = None,
     profile: ProfileOption = None,
 ) -> Result:
@@ -101,7 +100,8 @@ def _agree(planned: Sequence[Step], *, asked: bool) -> None:
 def _result(opened: Session, outcome: Outcome) -> Result:
     path = opened.home.root / DIRECTORY / f"{now():%Y%m%dT%H%M%SZ}.txt"
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    write_atomically(path, report(outcome, _facts(opened)))
+    facts = {"provisioner": __version__, "python": platform.python_version(), "system": platform.platform()}
+    write_atomically(path, report(outcome, {**facts, "region": opened.cloud.region}))
     data = {
         "passed": outcome.failure is None,
         "steps": [each.model_dump(mode="json") for each in outcome.results],
@@ -117,19 +117,5 @@ def _explained(outcome: Outcome, path: Path) -> str:
     assert failure is not None
     lines = [f"Stopped at the step {failed.name}: {failure.message}"]
     lines += [text for text in (failure.details, failure.hint) if text]
-    return "\n".join(
-        [
-            *lines,
-            "If the account is set up as docs/how-to/first-hour-on-aws.md says, this is news to us:",
-            f"please open an issue with {path}, which names no account and no key.",
-        ]
-    )
-
-
-def _facts(opened: Session) -> dict[str, str]:
-    return {
-        "provisioner": __version__,
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "region": opened.cloud.region,
-    }
+    lines.append("If the account is set up as docs/how-to/first-hour-on-aws.md says, this is news to us:")
+    return "\n".join([*lines, f"please open an issue with {path}, which names no account and no key."])

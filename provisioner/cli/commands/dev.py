@@ -12,8 +12,8 @@ import typer
 from provisioner.base.errors import ProvisionerError, UsageError
 from provisioner.base.models import Environment
 from provisioner.base.printable import printable_lines
-from provisioner.cli.command import command, progress
-from provisioner.cli.commands.environments import outcome_text
+from provisioner.cli.command import progress
+from provisioner.cli.commands.score import outcome_text
 from provisioner.cli.family_sessions import checked_session, destinations, family_session
 from provisioner.cli.options import (
     AllowOption,
@@ -21,11 +21,13 @@ from provisioner.cli.options import (
     FamilyArgument,
     Launch,
     NoTemplateOption,
+    SubmissionFileOption,
+    SubmissionOption,
     TaskArgument,
+    read_submission,
 )
 from provisioner.cli.output import Result, show
 from provisioner.cli.sessions import session_of
-from provisioner.cli.submissions import SubmissionFileOption, SubmissionOption, read_submission
 from provisioner.cli.terminal import render_error
 from provisioner.clouds.registry import Where
 from provisioner.environment import lifecycle, operations
@@ -35,12 +37,7 @@ from provisioner.family.loader import TaskFamily
 from provisioner.session import Phases, Session
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    command(app, "dev")(dev)
-
-
-def dev(
+def main(
     family: FamilyArgument,
     task: TaskArgument,
     submission: SubmissionOption = None,

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import typer
-
 from provisioner.base.errors import HostError
-from provisioner.cli.command import command
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
 from provisioner.clouds.registry import Where
 from provisioner.terraform import process
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    command(app, "doctor")(doctor)
-
-
-def doctor(*, where: Where) -> Result:
+def main(*, where: Where) -> Result:
     """Shows what this machine lacks for the cloud."""
     opened = session(where=where)
     problems = [*process.problems(opened.cloud.least_terraform), *opened.cloud.problems()]
     notes = [*process.notes(), *opened.cloud.notes()]
-    data = {
-        "problems": [{"problem": problem, "remedy": remedy} for problem, remedy in problems],
-        "notes": notes,
-    }
+    data = {"problems": [{"problem": problem, "remedy": remedy} for problem, remedy in problems], "notes": notes}
     lines = [f"missing: {problem}\n     do: {remedy}" for problem, remedy in problems]
     lines += [f"note: {note}" for note in notes]
     if not problems:

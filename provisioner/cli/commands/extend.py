@@ -7,19 +7,13 @@ from typing import Annotated
 import typer
 
 from provisioner.base.clock import parse_duration
-from provisioner.cli.command import command
 from provisioner.cli.options import EnvironmentArgument
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import environment_session
 from provisioner.environment.lifecycle import extend as extend_environment
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    command(app, "extend")(extend)
-
-
-def extend(
+def main(
     env: EnvironmentArgument,
     by: Annotated[str, typer.Argument(metavar="TIME", help="How much longer it may live, such as 30m or 1h.")],
 ) -> Result:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from datetime import timedelta
-
-import typer
+from typing import Any
 
 from provisioner.base.clock import elapsed, format_duration, now
 from provisioner.base.errors import InfrastructureError
 from provisioner.base.models import Environment
-from provisioner.cli.command import command, progress
-from provisioner.cli.commands.show import environment_data, is_orphan
-from provisioner.cli.home import default_home
+from provisioner.cli.command import default_home, progress
 from provisioner.cli.output import Result, table
 from provisioner.store.environments import EnvironmentStore
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    command(app, "list")(list_environments)
-
-
-def list_environments() -> Result:
+def main() -> Result:
     """Lists all live environments and image builders."""
     store = EnvironmentStore(default_home())
     readable, unreadable = store.readable(), store.unreadable()
@@ -80,3 +72,14 @@ def _age(environment: Environment) -> str:
 def _time_left(environment: Environment) -> str:
     remaining = environment.expires_at - now()
     return format_duration(remaining) if remaining > timedelta(0) else "expired"
+
+
+def environment_data(environment: Environment) -> dict[str, Any]:
+    """Returns an environment's record for --json."""
+    data = environment.model_dump(mode="json")
+    return {"environment": data.pop("id"), **data}
+
+
+def is_orphan(store: EnvironmentStore, environment: Environment) -> bool:
+    """Whether the command that managed an environment has ended."""
+    return environment.needs_command and not store.is_attended(environment.id)

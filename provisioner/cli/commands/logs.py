@@ -18,7 +18,6 @@ from provisioner.base.clock import now
 from provisioner.base.errors import UsageError
 from provisioner.base.models import Environment
 from provisioner.base.printable import PrintableStream, printable_lines
-from provisioner.cli.command import command
 from provisioner.cli.options import PastEnvironmentArgument
 from provisioner.cli.output import Result, show, table
 from provisioner.cli.sessions import session, session_of
@@ -44,20 +43,11 @@ _OBJECT = re.compile(r"^\{.*\}$", re.MULTILINE)
 _HEADING = re.compile("^==>", re.MULTILINE)
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    command(app, "logs")(logs)
-
-
-def logs(
+def main(
     env: PastEnvironmentArgument,
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="PART", help="Only this log; repeatable.", show_default=False),
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", metavar="PART", help="Only this log; repeatable.")] = None,
     tail: Annotated[
-        int | None,
-        typer.Option("--tail", metavar="N", help="Only the last N lines of each.", min=0, show_default=False),
+        int | None, typer.Option("--tail", metavar="N", help="Only the last N lines of each.", min=0)
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Keep printing new output until the environment ends.")

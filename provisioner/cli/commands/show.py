@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
-
-import typer
 
 from provisioner.base.clock import format_duration
-from provisioner.base.models import Endpoint, Environment
-from provisioner.cli.command import command
-from provisioner.cli.home import default_home
+from provisioner.base.models import Environment
+from provisioner.cli.command import default_home
+from provisioner.cli.commands.list import environment_data, is_orphan
 from provisioner.cli.options import PastEnvironmentArgument
 from provisioner.cli.output import Result
 from provisioner.environment.outcomes import described
@@ -21,12 +18,7 @@ from provisioner.store.environments import EnvironmentStore
 PARTS_SHOWN = 20
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    command(app, "show")(show)
-
-
-def show(env: PastEnvironmentArgument) -> Result:
+def main(env: PastEnvironmentArgument) -> Result:
     """Shows an environment's record."""
     store = EnvironmentStore(default_home())
     environment = store.find(env, archived=True)
@@ -34,9 +26,10 @@ def show(env: PastEnvironmentArgument) -> Result:
     orphan = exists and is_orphan(store, environment)
     parts = [path.stem for path in parts_of(store.logs(environment.id))]
     data = {**environment_data(environment), "exists": exists, "orphan": orphan, "parts": parts}
+    purpose = "builds an image" if environment.kind == "builder" else f"task {environment.task}"
     lines = [
         f"{environment.id}  {environment.status if exists else 'gone'}{', orphan' if orphan else ''}",
-        f"  family {environment.family}, {_purpose(environment)}, cloud {environment.cloud}",
+        f"  family {environment.family}, {purpose}, cloud {environment.cloud}",
         f"  created {environment.created_at:%Y-%m-%d %H:%M:%S} UTC"
         + (f", ends at {environment.expires_at:%Y-%m-%d %H:%M:%S} UTC at the latest" if exists else ""),
     ]
@@ -46,11 +39,17 @@ def show(env: PastEnvironmentArgument) -> Result:
         lines.append(f"  copied from the snapshot {environment.snapshot}")
     for role, machine in environment.machines.items():
         endpoint = environment.endpoints.get(role)
-        where = f", ssh {_where(endpoint)}" if endpoint and exists else ""
+        where = origin = ""
+        if endpoint and exists:
+            where = ", ssh " + (
+                "in its own network namespace" if endpoint.pidfile else f"{endpoint.host}:{endpoint.port}"
+            )
+        if endpoint and endpoint.origin:
+            origin = f", started by {endpoint.origin}"
         size = machine.size
         shape = f"{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk"
         system = f"{machine.distribution}, " if machine.distribution else ""
-        lines.append(f"  {role}: {shape}, {system}{machine.image}{where}{_origin(endpoint)}")
+        lines.append(f"  {role}: {shape}, {system}{machine.image}{where}{origin}")
     limits = environment.time_limits.model_dump().items()
     named = [
         f"{name.removesuffix('_seconds')} {format_duration(timedelta(seconds=seconds))}" for name, seconds in limits
@@ -70,10 +69,6 @@ def show(env: PastEnvironmentArgument) -> Result:
     return Result(data, "\n".join(lines))
 
 
-def _purpose(environment: Environment) -> str:
-    return "builds an image" if environment.kind == "builder" else f"task {environment.task}"
-
-
 def _recorded(environment: Environment, parts: list[str]) -> list[str]:
     """Says whether an environment is recorded, which parts there are, and how to replay them."""
     if not parts:
@@ -83,23 +78,3 @@ def _recorded(environment: Environment, parts: list[str]) -> list[str]:
         f"recorded: {', '.join(parts[:PARTS_SHOWN])}{more}",
         f"to replay: provisioner replay {environment.id} --part {parts[0]}",
     ]
-
-
-def _where(endpoint: Endpoint) -> str:
-    return "in its own network namespace" if endpoint.pidfile else f"{endpoint.host}:{endpoint.port}"
-
-
-def _origin(endpoint: Endpoint | None) -> str:
-    """Says how a machine started, where there is more than one way."""
-    return f", started by {endpoint.origin}" if endpoint and endpoint.origin else ""
-
-
-def environment_data(environment: Environment) -> dict[str, Any]:
-    """Returns an environment's record for --json."""
-    data = environment.model_dump(mode="json")
-    return {"environment": data.pop("id"), **data}
-
-
-def is_orphan(store: EnvironmentStore, environment: Environment) -> bool:
-    """Whether the command that managed an environment has ended."""
-    return environment.needs_command and not store.is_attended(environment.id)

@@ -9,7 +9,6 @@ import typer
 from provisioner.base.clock import parse_duration
 from provisioner.base.errors import StillThereError, UsageError
 from provisioner.base.progress import best_effort
-from provisioner.cli.command import command
 from provisioner.cli.output import Result, table
 from provisioner.cli.sessions import session, session_of, shared_database
 from provisioner.clouds.cloud import UnrecordedImage
@@ -17,18 +16,10 @@ from provisioner.clouds.registry import CLOUDS, Where, clouds_with_places
 from provisioner.environment import sweep
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    command(app, "sweep")(run_sweep)
-
-
-def run_sweep(
+def main(
     all_regions: Annotated[bool, typer.Option("--all-regions", help="Search every region of the account.")] = False,
     older_than: Annotated[
-        str | None,
-        typer.Option(
-            "--older-than", metavar="TIME", help="Skip what is younger than this, such as 2h.", show_default=False
-        ),
+        str | None, typer.Option("--older-than", metavar="TIME", help="Skip what is younger than this, such as 2h.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
     *,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import typer
-
-from provisioner.cli.command import command
 from provisioner.cli.family_sessions import builder_session
 from provisioner.cli.options import EnvFileOption, FamilyArgument, Launch
 from provisioner.cli.output import Result, table
@@ -13,12 +10,7 @@ from provisioner.images import build
 from provisioner.session import Phases
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    command(app, "tasks")(tasks)
-
-
-def tasks(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Where, launch: Launch) -> Result:
+def main(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Where, launch: Launch) -> Result:
     """Lists a family's tasks. Only its code in a machine knows them, so this builds a missing image."""
     opened, loaded = builder_session(family, env_file, where, launch)
     with Phases(opened.progress).phase("images"):

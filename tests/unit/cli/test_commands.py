@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import re
 import subprocess
@@ -12,14 +11,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-import typer
 from typer.main import get_command
 
 from provisioner.base import errors
 from provisioner.base.errors import ProvisionerError
 from provisioner.cli.app import app
-from provisioner.cli.command import command
-from provisioner.cli.output import Result
 from provisioner.version import __version__
 from tests.unit.conftest import CommandLine, nothing_was_created
 from tests.waiting import BOUND_SECONDS
@@ -307,24 +303,15 @@ def test_the_shell_completes_commands_and_environments(tmp_path: Path) -> None:
     assert complete(tmp_path, "provisioner exec echo --machine ") == ["primary", "aux"]
 
 
-def test_secrets_do_not_lie_in_the_directory_of_an_agent(provisioner: CommandLine, tmp_path: Path) -> None:
-    (tmp_path / "agent").mkdir()
-    (tmp_path / "agent" / "secrets.env").write_text("TOKEN=very-secret\n")
-    family = str(ROOT / "examples" / "number_guess")
-    done = provisioner(
-        "run", family, "easy", "--agent", str(tmp_path / "agent"), "--command", "true",
-        "--env-file", str(tmp_path / "agent" / "secrets.env"),
-    )  # fmt: skip
-    assert done.code == 2
-    assert "would be copied into its machine" in done.stderr
-    assert "very-secret" not in done.stderr
-
-
-def test_secrets_do_not_lie_in_an_agents_directory(provisioner: CommandLine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["run", "agent"])
+def test_secrets_do_not_lie_in_an_agents_directory(provisioner: CommandLine, tmp_path: Path, command: str) -> None:
     agent, env_file = tmp_path / "agent", tmp_path / "agent" / "deep" / "secrets.env"
     env_file.parent.mkdir(parents=True)
     env_file.write_text("TOKEN=very-secret\n")
-    done = provisioner("agent", "echo-main-bcd234", str(agent), "true", "--env-file", str(env_file))
+    run = ["run", str(ROOT / "examples" / "number_guess"), "easy", "--agent", str(agent), "--command", "true"]
+    done = provisioner(
+        *(run if command == "run" else ["agent", "echo-main-bcd234", str(agent), "true"]), "--env-file", str(env_file)
+    )
     assert done.code == 2
     assert f"The env file {env_file} lies in the agent's directory {agent}" in " ".join(done.stderr.split())
     assert "very-secret" not in done.stderr
@@ -352,29 +339,3 @@ def test_a_signal_while_an_error_is_shown_ends_the_command(
 
     monkeypatch.setattr("provisioner.cli.command._fail", interrupted)
     assert provisioner("show", "nothing").code == code
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "says"),
-    [(None, 7, ""), (errors.BudgetError("Too dear."), 8, "Too dear."), (KeyboardInterrupt(), 130, "Interrupted"),
-     (KeyboardInterrupt("SIGTERM"), 143, "Interrupted")],
-    ids=["code", "error", "interrupted", "terminated"],
-)  # fmt: skip
-def test_what_follows_the_result_prints_no_second_object(
-    capsys: pytest.CaptureFixture[str], error: BaseException | None, code: int, says: str
-) -> None:
-    printed = []
-
-    def then() -> int:
-        printed.append(capsys.readouterr().out)
-        if error:
-            raise error
-        return 7
-
-    program = typer.Typer(callback=lambda: None)
-    command(program, "stay")(lambda: Result({"a": 1}, then=then))
-    assert program(["stay", "--json"], standalone_mode=False) == code
-    assert json.loads(printed[0])["a"] == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert says in captured.err

@@ -100,8 +100,7 @@ def shell(home: Path, name: str) -> Iterator[Shell]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["bash", pytest.param("zsh", marks=pytest.mark.campaign), pytest.param("fish", marks=pytest.mark.campaign)],
+    "name", ["bash", pytest.param("zsh", marks=pytest.mark.campaign), pytest.param("fish", marks=pytest.mark.campaign)]
 )
 def test_the_shell_completes_tasks_environments_clouds_and_files(home: Path, name: str) -> None:
     with shell(home, name) as typed:

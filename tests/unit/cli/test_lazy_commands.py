@@ -12,33 +12,38 @@ from typer.testing import CliRunner, Result
 
 from provisioner.cli.lazy_commands import lazy_app
 
-MODULE = "commands_of_zoo"
-COMMANDS = """
-import typer
+PACKAGE = "animals"
+MODULES = {
+    "zoo": """
+from provisioner.cli.output import Result
 
-def register(app):
-    zoo = typer.Typer(rich_markup_mode=None)
-    zoo.command("feed", help="Feed the animals.")(lambda: print("fed"))
-    zoo.command("count", help="Count the animals.")(lambda: print("3"))
-    app.add_typer(zoo, name="zoo")
-    app.command("close")(lambda: print("closed"))
-"""
-PARKING = "commands_of_parking"
-PARKING_COMMANDS = """
-def register(app):
-    app.command("park")(lambda: print("parked"))
-"""
+COMMANDS = {
+    "feed": (lambda: Result({}, "fed"), "Feed the animals."), "count": (lambda: Result({}, "3"), "Count the animals."),
+}
+""",
+    "park": """
+from provisioner.cli.output import Result
+
+def main() -> Result:
+    return Result({}, "parked")
+""",
+}
 
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[typer.Typer]:
-    (tmp_path / f"{MODULE}.py").write_text(COMMANDS)
-    (tmp_path / f"{PARKING}.py").write_text(PARKING_COMMANDS)
+    (tmp_path / PACKAGE).mkdir()
+    for name, text in MODULES.items():
+        (tmp_path / PACKAGE / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     commands = {"zoo": "Keep animals.", "park": "Park the car.", "close": "Close the gates."}
-    yield lazy_app({name: (PARKING if name == "park" else MODULE, line) for name, line in commands.items()})
-    for module in (MODULE, PARKING):
-        sys.modules.pop(module, None)
+    yield lazy_app(PACKAGE, commands, callback=lambda: None)
+    for module in imported():
+        del sys.modules[module]
+
+
+def imported() -> set[str]:
+    return {name for name in sys.modules if name.startswith(PACKAGE)}
 
 
 def run(app: typer.Typer, *arguments: str, **variables: str) -> Result:
@@ -47,9 +52,9 @@ def run(app: typer.Typer, *arguments: str, **variables: str) -> Result:
 
 def test_other_commands_run_without_the_groups_module(app: typer.Typer) -> None:
     assert "zoo    Keep animals." in run(app, "--help").stdout
-    assert not {MODULE, PARKING} & sys.modules.keys()
+    assert not imported()
     assert run(app, "park").stdout == "parked\n"
-    assert MODULE not in sys.modules
+    assert imported() == {PACKAGE, f"{PACKAGE}.park"}
 
 
 def test_its_commands_run_and_its_help_lists_them_in_their_order(app: typer.Typer) -> None:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from provisioner.cli.recorded_program import run_recorded
+from provisioner.cli.commands.ssh import run_recorded
 from provisioner.recording.casts import Cast
 from provisioner.base.redaction import Redactor
 from provisioner.base.signals import no_shield

@@ -39,6 +39,11 @@ def test_a_short_command_imports_no_engine_and_no_batches(tmp_path: Path, comman
     assert [name for name in imported if name.startswith("provisioner.batch")] == []
 
 
+def test_the_help_and_the_list_import_less_than_other_commands(tmp_path: Path) -> None:
+    assert imported_by(tmp_path / "home", "--help") & {"pydantic", "provisioner.base.models"} == set()
+    assert imported_by(tmp_path / "home", "list") & {"sqlite3", "provisioner.session"} == set()
+
+
 def test_the_batch_commands_are_imported_for_their_help(tmp_path: Path) -> None:
     assert imported_by(tmp_path / "home", "batch", "--help") > {"dbos", "sqlalchemy"}
 

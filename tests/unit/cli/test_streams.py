@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.cli.streams import stderr
+from provisioner.cli.output import stderr
 from provisioner.cli.terminal import TerminalProgress
 from tests.waiting import BOUND_SECONDS
 
@@ -67,7 +66,7 @@ def test_an_error_that_cannot_be_written_keeps_its_exit_code(tmp_path: Path) -> 
 
 
 def test_closed_streams_are_not_given_to_opened_files(tmp_path: Path) -> None:
-    script = "import os,sys; from provisioner.cli.streams import prepare; prepare(); sys.exit(os.open(os.devnull, 0))"
+    script = "import os,sys; from provisioner.cli.output import prepare; prepare(); sys.exit(os.open(os.devnull, 0))"
     for closed in (">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"):
         done = run(closed, tmp_path, {"PYTHONPATH": str(ROOT)}, [sys.executable, "-c", script])
         assert done.returncode > 2, closed
@@ -99,7 +98,7 @@ def test_progress_on_a_terminal_that_hung_up_stops_nothing(monkeypatch: pytest.M
 
 
 def test_characters_that_the_terminal_does_not_know_are_escaped(tmp_path: Path) -> None:
-    code = "from provisioner.cli import streams, output; streams.prepare(); "
+    code = "from provisioner.cli import output; output.prepare(); "
     code += "output.render(output.Result({}, 'caf\\u00e9 \\ud800'), as_json=False)"
     more = {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
     done = run("", tmp_path, more, [sys.executable, "-c", code])
@@ -120,46 +119,12 @@ def test_an_unknown_user_in_the_path_of_the_home_is_explained(tmp_path: Path) ->
     assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
-def test_bash_completes_after_install_completion(tmp_path: Path) -> None:
-    program = tmp_path / "bin" / "provisioner"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "cli.py"} "$@"\n')
-    program.chmod(0o755)
-    (tmp_path / "home" / "environments" / "echo-main-bcd234").mkdir(parents=True)
-    (tmp_path / "home" / "environments" / "a-file").touch()
-    (tmp_path / "home" / "archive" / "echo-past-xyz234").mkdir(parents=True)
-    script = """
-    provisioner --install-completion >&2 && . ~/.bashrc
-    function_of_provisioner=$(complete -p provisioner | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-    ask() {
-        COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
-        $function_of_provisioner provisioner
-        echo "${COMPREPLY[@]}"
-    }
-    ask provisioner im
-    ask provisioner image p
-    ask provisioner score ''
-    ask provisioner show echo
-    ask provisioner run --sub
-    """
-    done = subprocess.run(
-        [shutil.which("bash") or "bash", "--norc", "-c", script],
-        env=variables(tmp_path, PATH=f"{program.parent}:{os.environ['PATH']}"),
-        capture_output=True, text=True, timeout=BOUND_SECONDS, check=False,
-    )  # fmt: skip
-    completed = ["image", "prune", "echo-main-bcd234", "echo-main-bcd234 echo-past-xyz234"]
-    completed += ["--submission --submission-file"]
-    assert done.stdout.splitlines() == completed, done.stderr
-
-
 def test_the_completion_script_is_shown_for_the_shell_that_asks(tmp_path: Path) -> None:
     done = run("--show-completion; exit", tmp_path)
     assert "complete -o default -F _provisioner_completion provisioner" in done.stdout
 
 
-def test_a_signal_handlers_line_during_another_is_no_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_signal_handlers_line_during_another_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     stream = stderr()
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.base.errors import UsageError
-from provisioner.cli import submissions
-from provisioner.cli.submissions import read_submission
+from provisioner.cli.options import read_submission
 
 
 def give(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
@@ -37,7 +36,7 @@ def test_standard_input_and_files_are_taken_as_they_are(tmp_path: Path, monkeypa
 
 
 def test_what_is_too_long_or_no_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submissions, "SUBMISSION_LIMIT_BYTES", 10)
+    monkeypatch.setattr("provisioner.environment.operations.SUBMISSION_LIMIT_BYTES", 10)
     give(monkeypatch, b"0123456789")
     assert read_submission("-", None) == "0123456789"
     for data, says in ((b"0123456789a", "is longer than"), (b"\xff", "is not UTF-8")):

@@ -20,7 +20,7 @@ INSTALL_HINT = (
 )
 
 
-def export(
+def main(
     batch: BatchArgument,
     inspect: Annotated[
         bool, typer.Option("--inspect", help="As logs of Inspect AI, one for each family and agent.")

@@ -6,18 +6,22 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import cache, partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from provisioner.base.clock import now
+from provisioner.base.config import load_settings
 from provisioner.base.errors import InfrastructureError, UsageError
-from provisioner.batch.engine import QueueClient, RunState
+from provisioner.batch.context import BatchContext
+from provisioner.batch.queue import QueueClient, RunState
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import Row
 from provisioner.batch.rows import collect_rows
+from provisioner.batch.suite import Suite
 from provisioner.batch.worker import open_client
-from provisioner.cli.home import default_home
+from provisioner.cli.command import default_home, progress
 from provisioner.cli.options import DATABASE_VARIABLE, parse_database
 from provisioner.cli.sessions import session
 from provisioner.store.files import is_locked
@@ -44,7 +48,6 @@ DatabaseOption = Annotated[
         metavar="URL",
         envvar=DATABASE_VARIABLE,
         help="postgresql://... that several workers share. Default: a file of the batch.",
-        show_default=False,
         parser=parse_database,
     ),
 ]
@@ -62,6 +65,16 @@ def find_batch(name: str, database: str) -> tuple[Home, Batch, str]:
             f"The queue of {batch.id} is in a database.", hint="Name it with --database or PROVISIONER_DATABASE."
         )
     return home, batch, database if batch.shared else ""
+
+
+def batch_context(suite: Suite, file: Path, batch: str, database: str = "") -> BatchContext:
+    """Returns what this process needs to work on a batch.
+
+    Args:
+        file: the suite file, to whose directory the suite's paths are relative.
+    """
+    settings = load_settings()
+    return BatchContext(default_home(), settings, suite, file.parent, batch, database=database, progress=progress())
 
 
 def rows_of(name: str, database: str) -> tuple[Home, Batch, list[Row]]:

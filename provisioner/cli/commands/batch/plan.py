@@ -1,20 +1,34 @@
-"""Describes what a suite would run and what it costs in the worst case, for `batch plan`. Pure."""
+"""The command `batch plan`: what a suite would run, and what it costs in the worst case."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from provisioner.base.models import MachineSize
 from provisioner.batch.context import TaskForecast
-from provisioner.batch.suite import Suite
+from provisioner.batch.suite import Suite, load_suite
+from provisioner.cli.commands.batch.lookup import batch_context
+from provisioner.cli.options import parse_path
 from provisioner.cli.output import Result, names_in_line, table
 from provisioner.clouds.cloud import Scarcity
 from provisioner.costs.prices import MICRO, dollars
-from provisioner.environment.planning import Forecast
 
+SuiteArgument = Annotated[Path, typer.Argument(metavar="SUITE", help="The suite file (YAML).", parser=parse_path)]
 COLUMNS = ["FAMILY", "TASK", "RUNS", "INTERNET", "MACHINES"]
 COSTS = ["EACH AT MOST", "ALL AT MOST"]
 UNKNOWN = "?"
+
+
+def main(suite: SuiteArgument) -> Result:
+    """Describes what a suite would run, and its worst case."""
+    loaded = load_suite(suite)
+    context = batch_context(loaded, suite.absolute(), "plan")
+    tasks = context.forecasts()
+    return plan_result(loaded, tasks, context.capacity(tasks), context.session.cloud.scarcity)
 
 
 def plan_result(
@@ -34,7 +48,8 @@ def plan_result(
     worst = sum((task.runs or 0) * task.forecast.worst_micro_usd for task in tasks if task.forecast)
     with_retries = worst * (1 + suite.retries)
     at_once = min(suite.concurrency, runs) if complete else suite.concurrency
-    memory_gib = at_once * max((_memory_gib(task.forecast) for task in tasks if task.forecast), default=0.0)
+    machines = [task.forecast.machines.values() for task in tasks if task.forecast]
+    memory_gib = at_once * max((sum(size.memory_gib for size in sizes) for sizes in machines), default=0.0)
     builder = max((task.forecast.builder_micro_usd for task in tasks if task.forecast), default=0) if unbuilt else 0
     data = {
         "suite": suite.name,
@@ -127,10 +142,6 @@ def _room(at_once: int, memory_gib: float, complete: bool) -> str:
     environments = "1 environment exists" if at_once == 1 else f"{at_once} environments exist"
     memory = f", with {'at least ' if not complete else ''}{memory_gib:g} GiB of memory" if memory_gib else ""
     return f"At most {environments} at once{memory}."
-
-
-def _memory_gib(forecast: Forecast) -> float:
-    return sum(size.memory_gib for size in forecast.machines.values())
 
 
 def _row(task: TaskForecast) -> list[str]:

@@ -1,22 +1,17 @@
-"""Reports what the runs of a batch came to: as a command's result, and as the report's page."""
+"""What the runs of a batch came to, as a command's result."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from provisioner.base.errors import BudgetError, InfrastructureError, Interrupted, UsageError
-from provisioner.batch.means import mean
 from provisioner.batch.records import Batch, Batches
-from provisioner.batch.report.evidence import gather
-from provisioner.batch.report.page import render
-from provisioner.batch.results import Row, by_task_and_agent
+from provisioner.batch.results import Row, by_task_and_agent, mean
+from provisioner.cli.commands.batch.report import write_report
 from provisioner.cli.output import Result, table
 from provisioner.costs.prices import MICRO, dollars
-from provisioner.store.environments import EnvironmentStore
-from provisioner.store.files import write_atomically
 from provisioner.store.home import Home
 
 
@@ -72,28 +67,6 @@ def summary_data(batch: Batch, rows: Sequence[Row], costs: tuple[int, int]) -> d
         "spent_usd": spent / MICRO,
         "rows": [row.model_dump(mode="json") for row in rows],
     }
-
-
-def write_report(home: Home, batch: Batch, rows: Sequence[Row], output: Path | None) -> Path:
-    """Writes the report, and returns its path.
-
-    Args:
-        output: where to write it; None: beside the results.
-
-    Raises:
-        UsageError: it cannot be written there.
-    """
-    page = (output or Batches(home).directory(batch.id) / "report.html").absolute()
-    try:
-        evidence = gather(EnvironmentStore(home), batch.id, rows)
-        text = render(batch, rows, evidence)
-        if page.exists() and not page.is_file():  # as /dev/stdout
-            page.write_text(text, encoding="utf-8")
-        else:
-            write_atomically(page.resolve(), text, 0o644)
-    except OSError as error:
-        raise UsageError(f"{page} cannot be written: {error.strerror}.") from error
-    return page
 
 
 def _score_table(rows: Sequence[Row]) -> str:

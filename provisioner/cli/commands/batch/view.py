@@ -14,8 +14,8 @@ from rich.text import Text
 
 from provisioner.base.clock import elapsed, format_duration, now
 from provisioner.base.printable import beginning, printable, printable_lines
-from provisioner.batch.engine import RunState
 from provisioner.batch.live_status import ActiveRun
+from provisioner.batch.queue import RunState
 from provisioner.batch.records import Batch
 from provisioner.batch.results import OUTCOMES, Row
 from provisioner.batch.suite import Suite

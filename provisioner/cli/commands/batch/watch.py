@@ -11,8 +11,8 @@ from rich.console import Console
 from provisioner.base.clock import now
 from provisioner.base.models import Environment
 from provisioner.batch.context import batch_costs
-from provisioner.batch.engine import RunState
 from provisioner.batch.live_status import OUTPUT_CHARACTERS, ActiveRun
+from provisioner.batch.queue import RunState
 from provisioner.batch.records import Batch
 from provisioner.batch.suite import environment_id
 from provisioner.batch.workflow import MAX_ATTEMPTS
@@ -27,16 +27,15 @@ from provisioner.cli.commands.batch.lookup import (
 )
 from provisioner.cli.commands.batch.results import summary_data
 from provisioner.cli.commands.batch.view import BatchView, summary
-from provisioner.cli.output import Result
+from provisioner.cli.output import Result, stderr
 from provisioner.cli.sessions import session
-from provisioner.cli.streams import stderr
 from provisioner.session import Session
 from provisioner.store.files import read_end
 
 POLL_SECONDS = 1.0
 
 
-def watch(batch: BatchArgument, database: DatabaseOption = "") -> Result:
+def main(batch: BatchArgument, database: DatabaseOption = "") -> Result:
     """Shows what `batch run` shows, and changes nothing. Ends with the batch, with its controller, or with Ctrl-C."""
     home, record, database = find_batch(batch, database)
     opened = session(database=database)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from provisioner.base.clock import now
-from provisioner.costs.ledger import Entry, Ledger
+from provisioner.costs.ledger import Ledger
 from provisioner.store.home import Home
+from tests.unit.batch.samples import entry
 from tests.unit.conftest import CommandLine
 
 
@@ -17,12 +17,8 @@ def launched(provisioner: CommandLine, cloud: str) -> None:
     """Writes an ended launch into the ledger."""
     home = Home(provisioner.home)
     home.make()
-    entry = Entry(
-        environment=f"env-{cloud}", kind="task", cloud=cloud, region="us-east-1", family="fam", task="main", batch="",
-        project="default", command="one", launched_at=now(), expires_at=now() + timedelta(hours=1),
-        reserved_micro_usd=9, ended_at=now(), actual_micro_usd=5,
-    )  # fmt: skip
-    Ledger(home.ledger).reserve(entry)
+    reserved = entry(f"env-{cloud}", now(), cloud=cloud, reserved_micro_usd=9, ended_at=now(), actual_micro_usd=5)
+    Ledger(home.ledger).reserve(reserved)
 
 
 def test_costs_name_what_aws_bills_besides(provisioner: CommandLine) -> None:

@@ -11,7 +11,7 @@ import pytest
 from provisioner.base.clock import now
 from provisioner.base.errors import UsageError
 from provisioner.base.models import ScoreLogEntry
-from provisioner.cli.commands import environments
+from provisioner.cli.commands import run, score, test
 from provisioner.clouds.local import machine
 from provisioner.clouds.local.cloud import KVM_ANSWER
 from provisioner.clouds.local.vm import kvm
@@ -44,7 +44,7 @@ def test_an_intermediate_score_has_its_message_and_details(
     running = environment()
     entry = ScoreLogEntry(score=0.5, message=message, details=details, scored_at=now(), elapsed_seconds=1)
     scored = IntermediateScore(entry, {}, "", "")
-    monkeypatch.setattr(environments, "environment_session", lambda *_: (None, running))
+    monkeypatch.setattr(score, "environment_session", lambda *_: (None, running))
     monkeypatch.setattr(lifecycle, "intermediate_score", lambda *_: (running, scored))
     assert provisioner("score", running.id, "--intermediate").stdout.splitlines() == ["score: 0.5", *lines]
 
@@ -52,7 +52,7 @@ def test_an_intermediate_score_has_its_message_and_details(
 def test_an_intermediate_score_says_what_was_cut_out(provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     running = environment()
     scored = IntermediateScore(None, {}, "", "much", StreamSize(), StreamSize(9000, 8996))
-    monkeypatch.setattr(environments, "environment_session", lambda *_: (None, running))
+    monkeypatch.setattr(score, "environment_session", lambda *_: (None, running))
     monkeypatch.setattr(lifecycle, "intermediate_score", lambda *_: (running, scored))
     said = provisioner("score", running.id, "--intermediate", "--json").json
     assert (said["stdout_cut_bytes"], said["stderr_bytes"], said["stderr_cut_bytes"]) == (0, 9000, 8996)
@@ -64,7 +64,7 @@ def test_a_long_message_of_an_intermediate_score_is_cut(
     running = environment()
     entry = ScoreLogEntry(score=None, message={"x": "y" * 10**6}, scored_at=now(), elapsed_seconds=1)
     scored = IntermediateScore(entry, {}, "", "")
-    monkeypatch.setattr(environments, "environment_session", lambda *_: (None, running))
+    monkeypatch.setattr(score, "environment_session", lambda *_: (None, running))
     monkeypatch.setattr(lifecycle, "intermediate_score", lambda *_: (running, scored))
     shown = provisioner("score", running.id, "--intermediate").stdout
     assert shown.endswith(" [...]\n")
@@ -80,8 +80,8 @@ def test_a_command_records_unless_it_is_told_not_to(
         raise UsageError(f"record is {opened.record}")
 
     monkeypatch.setattr(lifecycle, "up", begin)
-    monkeypatch.setattr(environments, "run_task", begin)
-    monkeypatch.setattr(environments, "run_task_tests", begin)
+    monkeypatch.setattr(run, "run_task", begin)
+    monkeypatch.setattr(test, "run_task_tests", begin)
     name, *arguments = command.split()
     family = str(ROOT / "tests" / "contract" / "families" / "echo")
     assert f"record is {not option}" in provisioner(name, family, "main", *arguments, *option).stderr
@@ -111,8 +111,8 @@ def test_machines_start_from_templates_by_default(
         raise UsageError("the machines are prepared")
 
     monkeypatch.setattr(lifecycle, "up", prepare)
-    monkeypatch.setattr(environments, "run_task", prepare)
-    monkeypatch.setattr(environments, "run_task_tests", prepare)
+    monkeypatch.setattr(run, "run_task", prepare)
+    monkeypatch.setattr(test, "run_task_tests", prepare)
     name, *arguments = command.split()
     family = str(ROOT / "tests" / "contract" / "families" / "echo")
     ended = provisioner(name, family, "main", *arguments, *option)

@@ -18,18 +18,10 @@ from provisioner.base.models import Breakdown, Environment
 from provisioner.cli.commands import logs
 from provisioner.cli.commands.logs import END_GRACE, OVERLAP_BYTES, PIECE_BYTES, Followed, last_lines
 from provisioner.store.environments import EnvironmentStore
-from provisioner.store.home import Home
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.world import environment
 
 ROOT = Path(__file__).parents[4]
-
-
-@pytest.fixture
-def store(provisioner: CommandLine) -> EnvironmentStore:
-    home = Home(provisioner.home)
-    home.make()
-    return EnvironmentStore(home)
 
 
 @pytest.fixture
@@ -191,13 +183,8 @@ followed.show([Path(sys.argv[1])])
 print(tracemalloc.get_traced_memory()[1], file=sys.stderr)
 """
     # In a process of its own: what other tests have left behind in this one allocates memory, too.
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "agent.log")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-c", program, str(tmp_path / "agent.log")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert len(done.stdout) == size
     assert int(done.stderr) < 6 * size
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.cli.commands import machines
+from provisioner.cli.commands import agent, exec
 from provisioner.cli.standard_input import StandardInput
 from provisioner.environment.agent import AgentResult
 from provisioner.session import Session
@@ -23,10 +23,10 @@ def test_exec_ends_quietly_when_its_reader_has_gone(
     provisioner: CommandLine, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = up(session, environment())
-    monkeypatch.setattr(machines, "environment_session", lambda _: (session, running))
+    monkeypatch.setattr(exec, "environment_session", lambda _: (session, running))
     reader, writer = os.pipe()
     os.close(reader)
-    monkeypatch.setattr(machines, "_write", lambda _, data: os.write(writer, data))
+    monkeypatch.setattr(exec, "_write", lambda _, data: os.write(writer, data))
     done = provisioner("exec", running.id, "--", "yes")
     os.close(writer)
     assert (done.code, done.stdout, done.stderr) == (1, "", "")
@@ -53,9 +53,9 @@ def test_exec_gives_the_command_this_process_s_input(
 ) -> None:
     (tmp_path / "input").write_bytes(bytes(range(256)) * 1000)
     running = up(session, environment())
-    monkeypatch.setattr(machines, "environment_session", lambda _: (session, running))
+    monkeypatch.setattr(exec, "environment_session", lambda _: (session, running))
     with (tmp_path / "input").open("rb") as file:
-        monkeypatch.setattr(machines, "StandardInput", lambda: StandardInput(file.fileno()))
+        monkeypatch.setattr(exec, "StandardInput", lambda: StandardInput(file.fileno()))
         done = provisioner("exec", running.id, "--json", "--", "sh", "-c", "sha256sum; exit 3")
     assert done.code == 3
     assert done.json["stdout"].split()[0] == hashlib.sha256(bytes(range(256)) * 1000).hexdigest()
@@ -65,7 +65,7 @@ def test_exec_says_for_each_stream_how_much_was_cut_out_of_it(
     provisioner: CommandLine, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = up(session, environment())
-    monkeypatch.setattr(machines, "environment_session", lambda _: (session, running))
+    monkeypatch.setattr(exec, "environment_session", lambda _: (session, running))
     done = provisioner("exec", running.id, "--json", "--", "sh", "-c", "head -c 14000000 /dev/zero; echo few >&2")
     assert (done.code, done.json["stdout_bytes"], done.json["stderr_bytes"]) == (0, 14_000_000, 4)
     assert (done.json["stdout_cut_bytes"], done.json["stderr_cut_bytes"]) == (14_000_000 - (8 << 20), 0)
@@ -77,8 +77,8 @@ def test_an_agents_result_says_how_much_was_cut_out(
 ) -> None:
     running = environment()
     ended = AgentResult(0, False, b"beginning end", b"", StreamSize(5000, 4987))
-    monkeypatch.setattr(machines, "environment_session", lambda *_: (session, running))
-    monkeypatch.setattr("provisioner.environment.agent.run_agent", lambda *_: ended)
+    monkeypatch.setattr(agent, "environment_session", lambda *_: (session, running))
+    monkeypatch.setattr(agent, "run_agent", lambda *_: ended)
     said = provisioner("agent", running.id, str(tmp_path), "true", "--json").json
     assert (said["stdout_bytes"], said["stdout_cut_bytes"], said["stderr_cut_bytes"]) == (5000, 4987, 0)
 
@@ -87,7 +87,7 @@ def test_output_waits_for_a_slow_reader() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     data = os.urandom(1 << 20)
-    writing = threading.Thread(target=machines._write, args=(writer, data))
+    writing = threading.Thread(target=exec._write, args=(writer, data))
     writing.start()
     got = b""
     while len(got) < len(data):

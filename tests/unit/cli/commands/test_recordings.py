@@ -10,23 +10,15 @@ import pytest
 from provisioner.base.clock import now
 from provisioner.base.models import Environment, Outcome
 from provisioner.base.redaction import Redactor
-from provisioner.cli.commands import recordings
+from provisioner.cli.commands import replay
 from provisioner.machines.recordings import facts_of
 from provisioner.recording.calls import Call, CallLog
 from provisioner.recording.casts import Cast
 from provisioner.recording.manifest import seal
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.files import write_atomically
-from provisioner.store.home import Home
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.world import environment
-
-
-@pytest.fixture
-def store(provisioner: CommandLine) -> EnvironmentStore:
-    home = Home(provisioner.home)
-    home.make()
-    return EnvironmentStore(home)
 
 
 @pytest.fixture
@@ -73,7 +65,7 @@ def test_a_reader_that_has_gone_is_no_damage(
     def show(_: str) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr(recordings, "show", show)
+    monkeypatch.setattr(replay, "show", show)
     for part in ([], ["--part", "calls"]):
         done = provisioner("replay", ended.id, *part)
         assert (done.code, done.stdout, done.stderr) == (1, "", "")
@@ -91,7 +83,7 @@ def test_programs_get_what_was_recorded_as_it_was(provisioner: CommandLine, ende
 def test_programs_get_no_more_than_a_bound(
     provisioner: CommandLine, ended: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recordings, "JSON_BYTES", 40)
+    monkeypatch.setattr(replay, "JSON_BYTES", 40)
     [agent, terminal] = provisioner("replay", ended.id, "--json").json["parts"]
     assert (len(agent["events"]), agent["cut"], terminal["events"], terminal["cut"]) == (1, True, [], True)
 
@@ -111,7 +103,7 @@ def test_pauses_are_as_they_were_but_for_long_ones(monkeypatch: pytest.MonkeyPat
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
     for seconds in (0.5, 3, 3600):
-        recordings._wait(2, seconds)
+        replay._wait(2, seconds)
     assert waited == [0.25, 1.5, 2.0]
 
 

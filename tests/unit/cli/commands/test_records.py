@@ -64,13 +64,6 @@ def environment(identity: str, scores: tuple[float, ...] = ()) -> Environment:
 
 
 @pytest.fixture
-def store(provisioner: CommandLine) -> EnvironmentStore:
-    home = Home(provisioner.home)
-    home.make()
-    return EnvironmentStore(home)
-
-
-@pytest.fixture
 def family_image(store: EnvironmentStore, provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> str:
     """Writes the records of the family's finished images, built with GIVEN=1, which --env-file repeats."""
     monkeypatch.setenv("PROVISIONER_CA_BUNDLE", "")
@@ -86,10 +79,7 @@ def family_image(store: EnvironmentStore, provisioner: CommandLine, monkeypatch:
     return name
 
 
-def test_an_invalid_submission_is_null_in_json(
-    provisioner: CommandLine,
-    store: EnvironmentStore,
-) -> None:
+def test_an_invalid_submission_is_null_in_json(provisioner: CommandLine, store: EnvironmentStore) -> None:
     store.save(environment("echo-main-bcd234", (math.nan, 0.5)))
     for shown in (provisioner("show", "echo", "--json").json, provisioner("list", "--json").json["environments"][0]):
         assert [entry["score"] for entry in shown["score_log"]] == [None, 0.5]
@@ -143,42 +133,26 @@ def test_list_tells_which_machines_of_this_host_have_ended(provisioner: CommandL
     assert "  ready  " in provisioner("list").stdout
 
 
-@pytest.mark.parametrize("origin", ["template", "boot", "boot: no template could be made: x"])
-def test_show_says_how_each_machine_started(provisioner: CommandLine, store: EnvironmentStore, origin: str) -> None:
-    endpoint = Endpoint(host="127.0.0.1", port=2200, origin=origin)
-    store.save(environment("started").model_copy(update={"endpoints": {"primary": endpoint}}))
-    assert f"ssh 127.0.0.1:2200, started by {origin}\n" in provisioner("show", "started").stdout
-    assert provisioner("show", "started", "--json").json["endpoints"]["primary"]["origin"] == origin
+PRIMARY = environment("shown").machines["primary"]
+SHOWN = {
+    "booted": ({"endpoints": {"primary": Endpoint(host="127.0.0.1", port=2200, origin="boot: no template: x")}},
+               "ssh 127.0.0.1:2200, started by boot: no template: x\n"),
+    "warning": ({"setup": TaskSetup(warnings=("It\x9b differs.",))}, "  warning: It\ufffd differs.\n"),
+    "builder": ({"kind": "builder", "task": None}, "  family echo, builds an image, cloud local\n"),
+    "no probes": ({}, "  isolation: not proven\n"),
+    "time limits": ({"time_limits": TimeLimits(start_seconds=5400)}, "  time limits: start 1h30m, "),
+    "no distribution": ({}, "GiB disk, family-echo-1\n"),
+    "distribution": ({"machines": {"primary": PRIMARY.model_copy(update={"distribution": "debian-13"})}},
+                     "GiB disk, debian-13, family-echo-1\n"),
+}  # fmt: skip
 
 
-def test_show_names_the_warnings_of_the_task(provisioner: CommandLine, store: EnvironmentStore) -> None:
-    store.save(environment("warned").model_copy(update={"setup": TaskSetup(warnings=("It\x9b differs.",))}))
-    assert "  warning: It\ufffd differs.\n" in provisioner("show", "warned").stdout
-    assert provisioner("show", "warned", "--json").json["setup"]["warnings"] == ["It\x9b differs."]
-
-
-def test_show_says_that_a_builder_builds_an_image(provisioner: CommandLine, store: EnvironmentStore) -> None:
-    store.save(environment("build-echo-1").model_copy(update={"kind": "builder", "task": None}))
-    shown = provisioner("show", "build-echo-1").stdout
-    assert "  family echo, builds an image, cloud local\n" in shown
-    assert "  isolation: not proven\n" in shown
-
-
-def test_show_names_the_time_limits(provisioner: CommandLine, store: EnvironmentStore) -> None:
-    store.save(environment("limited").model_copy(update={"time_limits": TimeLimits(start_seconds=5400)}))
-    assert provisioner("show", "limited", "--json").json["time_limits"]["start_seconds"] == 5400
-    assert "time limits: start 1h30m, intermediate_score 30m" in provisioner("show", "limited").stdout
-
-
-def test_show_names_each_machines_base_image(provisioner: CommandLine, store: EnvironmentStore) -> None:
-    saved = environment("older")
-    store.save(saved)
-    assert "GiB disk, family-echo-1\n" in provisioner("show", "older").stdout
-    machine = saved.machines["primary"].model_copy(update={"distribution": "debian-13"})
-    store.save(saved.model_copy(update={"id": "newer", "machines": {"primary": machine}}))
-    assert "GiB disk, debian-13, family-echo-1\n" in provisioner("show", "newer").stdout
-    shown = provisioner("show", "newer", "--json").json
-    assert shown["machines"]["primary"]["distribution"] == "debian-13"
+@pytest.mark.parametrize(("changes", "line"), SHOWN.values(), ids=SHOWN)
+def test_show_says_what_is_known_of_an_environment(
+    provisioner: CommandLine, store: EnvironmentStore, changes: dict[str, object], line: str
+) -> None:
+    store.save(environment("shown").model_copy(update=changes))
+    assert line in provisioner("show", "shown").stdout
 
 
 def test_plan_names_the_base_image(provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,10 +174,7 @@ def test_an_unknown_base_image_is_refused_before_anything_exists(
     assert not provisioner.home.exists() or list(provisioner.home.glob("environments/*")) == []
 
 
-def test_what_is_gone_is_shown_and_gone_twice_is_no_mistake(
-    provisioner: CommandLine,
-    store: EnvironmentStore,
-) -> None:
+def test_what_is_gone_is_shown_and_gone_twice_is_no_mistake(provisioner: CommandLine, store: EnvironmentStore) -> None:
     saved = store.save(environment("echo-main-bcd234").model_copy(update={"status": "destroying"}))
     (store.logs(saved.id) / "start.log").write_bytes(b"hello \xff\x1b[2J\n")
     store.archive(saved)
@@ -216,10 +187,7 @@ def test_what_is_gone_is_shown_and_gone_twice_is_no_mistake(
     assert provisioner("score", saved.id).code == 2
 
 
-def test_long_logs_are_shown_by_their_ends(
-    provisioner: CommandLine,
-    store: EnvironmentStore,
-) -> None:
+def test_long_logs_are_shown_by_their_ends(provisioner: CommandLine, store: EnvironmentStore) -> None:
     saved = store.save(environment("echo-main-bcd234"))
     for name, text in (("start", "short\n"), ("agent", "ab\n" * 4_000_000), ("score", "cd\n" * 4_000_000)):
         (store.logs(saved.id) / f"{name}.log").write_text(text + f"end of {name}\n")
@@ -254,10 +222,7 @@ def test_long_logs_are_shown_by_their_ends(
     ids=lambda value: value[:40] if isinstance(value, str) else value[0],
 )
 def test_an_environment_that_cannot_do_it_is_left_alone(
-    provisioner: CommandLine,
-    store: EnvironmentStore,
-    arguments: list[str],
-    says: str,
+    provisioner: CommandLine, store: EnvironmentStore, arguments: list[str], says: str
 ) -> None:
     cuda = environment("cuda")
     aux = cuda.machines["primary"].model_copy(update={"distribution": "ubuntu-20.04-cuda"})
@@ -289,11 +254,7 @@ def test_tasks_come_from_the_image(provisioner: CommandLine, family_image: str) 
     ],
 )
 def test_a_task_that_cannot_start_is_refused_first(
-    provisioner: CommandLine,
-    family_image: str,
-    command: str,
-    task: str,
-    says: list[str],
+    provisioner: CommandLine, family_image: str, command: str, task: str, says: list[str]
 ) -> None:
     more = ["--submission-file", str(FAMILY / "echo.py")] if command == "run" else []
     done = provisioner(command, str(FAMILY), task, *more, "--env-file", str(provisioner.home.parent / "env"))
@@ -302,10 +263,7 @@ def test_a_task_that_cannot_start_is_refused_first(
     assert [path.name for path in provisioner.home.glob("*/*") if path.parent.name not in ("images", "locks")] == []
 
 
-def test_image_list_and_prune_say_what_is_there(
-    provisioner: CommandLine,
-    family_image: str,
-) -> None:
+def test_image_list_and_prune_say_what_is_there(provisioner: CommandLine, family_image: str) -> None:
     images = provisioner("image", "list", "--json").json["images"]
     record = {"name", "kind", "created_at", "cloud", "base", "family", "needs", "packages", "layers"}
     record |= {"step_seconds", "install_seconds"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from provisioner.base.clock import now
-from provisioner.cli.commands.images import _in_use
+from provisioner.cli.commands.image import _in_use
 from provisioner.cli.sessions import session
 from provisioner.store.home import Home
 from provisioner.store.snapshots import Snapshot, SnapshotStore

@@ -15,7 +15,7 @@ import paramiko
 import pytest
 
 from provisioner.base.models import Environment
-from provisioner.cli.commands import machines
+from provisioner.cli.commands import ssh as command
 from provisioner.session import Session
 from provisioner.ssh.keys import ed25519_key_pair
 from tests.ports import reserved_port
@@ -31,7 +31,7 @@ Ssh = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
 @pytest.fixture
 def running(session: Session, monkeypatch: pytest.MonkeyPatch) -> Environment:
     running = up(session, environment())
-    monkeypatch.setattr(machines, "environment_session", lambda _: (session, running))
+    monkeypatch.setattr(command, "environment_session", lambda _: (session, running))
     return running
 
 

@@ -7,25 +7,22 @@ import os
 import pickle
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from provisioner.base.errors import UsageError
-from provisioner.batch.records import Batch, Batches
+from provisioner.batch.records import Batches
 from provisioner.batch.results import Row
-from provisioner.batch.suite import Run, Suite
-from provisioner.cli.commands.batch.results import final_result, write_report
+from provisioner.cli.commands.batch.report import write_report
+from provisioner.cli.commands.batch.results import final_result
 from provisioner.store.home import Home
 from tests.command_line import ROOT
+from tests.unit.batch.samples import batch, run, suite
 
-AT = datetime(2026, 1, 2, tzinfo=UTC)
-SUITE = Suite.model_validate(
-    {"name": "s", "families": [{"path": "fam"}], "submissions": [{"name": "one", "text": ""}], "cloud": "aws"}
-)
-RUN = Run(key="fam/main/one/1", family="/fam", task="main", agent="one", repetition=1)
-BATCH = Batch(id="b-1", suite=SUITE, suite_file="/s.yaml", shared=False, created_at=AT, version="1", runs=(RUN,))
+SUITE = suite(cloud="aws")
+RUN = run()
+BATCH = batch(suite=SUITE)
 
 
 @pytest.fixture
@@ -82,7 +79,7 @@ def test_a_page_that_cannot_be_written_hides_no_result(home: Home, monkeypatch: 
 def test_the_page_is_utf_8_whatever_the_locale_is(home: Home, tmp_path: Path) -> None:
     lost = row("infrastructure_failed").model_copy(update={"message": "\N{REPLACEMENT CHARACTER}"})
     program = (
-        "import pickle, sys; from provisioner.cli.commands.batch.results import write_report; "
+        "import pickle, sys; from provisioner.cli.commands.batch.report import write_report; "
         "write_report(*pickle.load(sys.stdin.buffer))"
     )
     given = pickle.dumps((home, BATCH, [lost], tmp_path / "report.html"))

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 
 import pytest
 from rich.console import Console
 
 from provisioner.base.clock import now
-from provisioner.batch.engine import RunState
 from provisioner.batch.live_status import LiveStatus, RunProgress
+from provisioner.batch.queue import RunState
 from provisioner.batch.records import Batch
 from provisioner.batch.results import Row
-from provisioner.batch.suite import FamilyEntry, Run, Submission, Suite
 from provisioner.cli.commands.batch import view as module
 from provisioner.cli.commands.batch.view import (
     RUNS_NAMED,
@@ -26,6 +24,8 @@ from provisioner.cli.commands.batch.view import (
     summary,
     time_left,
 )
+from tests.unit.batch import samples
+from tests.unit.batch.samples import run, suite
 from tests.unit.fakes.clock import WaitingClock
 
 BEGIN = datetime(2026, 1, 2, tzinfo=UTC)
@@ -42,12 +42,8 @@ def row(number: int, **changes: object) -> Row:
 
 
 def batch(cloud: str = "aws") -> Batch:
-    suite = Suite(
-        name="s", families=(FamilyEntry(path="fam"),), submissions=(Submission(name="guess", text="1"),),
-        concurrency=2, budget=Decimal(5), cloud=cloud,
-    )  # fmt: skip
-    runs = tuple(Run(key=key, family="/fam", task="main", agent="guess", repetition=1) for key in KEYS)
-    return Batch(id="s-1", suite=suite, suite_file="/s.yaml", shared=False, created_at=BEGIN, version="1", runs=runs)
+    runs = (run("guess", number) for number in range(1, 5))
+    return samples.batch(*runs, id="s-1", suite=suite(cloud=cloud, budget=5))
 
 
 @pytest.mark.parametrize(

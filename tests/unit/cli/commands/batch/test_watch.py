@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
 from provisioner.base.errors import InfrastructureError
-from provisioner.batch.engine import QueueClient, RunState
+from provisioner.batch.queue import QueueClient, RunState
 from provisioner.batch.records import Batch, Batches
-from provisioner.batch.suite import FamilyEntry, Run, Submission, Suite
 from provisioner.cli.commands.batch import lookup, watch
 from provisioner.cli.commands.batch.watch import active_runs, doing
 from provisioner.session import Session
 from provisioner.store.environments import derived_id
 from provisioner.store.files import locked
 from provisioner.store.home import Home
+from tests.unit.batch import samples
+from tests.unit.batch.samples import AT, run
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.world import environment
 
-AT = datetime(2026, 1, 2, tzinfo=UTC)
-KEYS = [f"fam/main/guess/{number}" for number in range(1, 4)]
+KEYS = [run("guess", number).key for number in range(1, 4)]
 
 
 @pytest.fixture
 def batch() -> Batch:
-    suite = Suite(name="s", families=(FamilyEntry(path="fam"),), submissions=(Submission(name="guess", text="1"),))
-    runs = tuple(Run(key=key, family="/fam", task="main", agent="guess", repetition=1) for key in KEYS)
-    return Batch(id="s-1", suite=suite, suite_file="/s.yaml", shared=False, created_at=AT, version="1", runs=runs)
+    return samples.batch(*(run("guess", number) for number in range(1, 4)), id="s-1")
 
 
 def attempt(key: str, number: int) -> str:

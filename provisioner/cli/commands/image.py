@@ -9,7 +9,6 @@ import typer
 
 from provisioner.base.errors import InfrastructureError
 from provisioner.base.printable import printable
-from provisioner.cli.command import command
 from provisioner.cli.family_sessions import builder_session, refuse_or_warn
 from provisioner.cli.options import EnvFileOption, FamilyArgument, Launch
 from provisioner.cli.output import Result, table
@@ -18,15 +17,6 @@ from provisioner.clouds.registry import Where
 from provisioner.images.build import build_all
 from provisioner.session import Phases, Session
 from provisioner.store.snapshots import SnapshotStore
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    app.add_typer(group, name="image")
-    command(group, "build", help="Build a family's image and its tasks' aux images, unless they exist.")(build)
-    command(group, "list", help="List finished images.")(list_images)
-    command(group, "prune", help="Remove images that newer ones have replaced, and unfinished builds.")(prune)
 
 
 def build(
@@ -101,3 +91,10 @@ def _in_use(opened: Session) -> set[str]:
     """Returns the images of all environments, those that are frozen too: their disks are layers over the images'."""
     frozen = [snapshot.environment for snapshot in SnapshotStore(opened.home).all()]
     return {machine.image for each in (*opened.environments.all(), *frozen) for machine in each.machines.values()}
+
+
+COMMANDS = {
+    "build": (build, "Build a family's image and its tasks' aux images, unless they exist."),
+    "list": (list_images, "List finished images."),
+    "prune": (prune, "Remove images that newer ones have replaced, and unfinished builds."),
+}

@@ -1,4 +1,4 @@
-"""Runs an interactive program on a terminal between it and this process's, and records what it shows."""
+"""The command `ssh`: OpenSSH with a shell in a machine, which is recorded."""
 
 from __future__ import annotations
 
@@ -7,25 +7,63 @@ import fcntl
 import os
 import pty
 import select
+import shlex
+import shutil
 import signal
 import struct
 import termios
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from typing import Annotated
 
+import typer
+
+from provisioner.base import child_environment
+from provisioner.base.errors import HostError
+from provisioner.cli.options import EnvironmentArgument, MachineOption, UserOption, machine_and_user
+from provisioner.cli.output import Result
+from provisioner.cli.sessions import environment_session
 from provisioner.cli.standard_input import raw_terminal, terminal_size
+from provisioner.machines.connect import readmit, require_alive
 from provisioner.recording.casts import Cast
+from provisioner.ssh.openssh import ssh_command
 
+# A port that cannot be had here is an error, and a machine that is lost ends the client.
+SSH_OPTIONS = ("-oExitOnForwardFailure=yes", "-oServerAliveInterval=15")
 READ_BYTES = 64 << 10
 # Shells' exit code for a program that does not exist.
 NOT_FOUND = 127
 
 
+def main(
+    env: EnvironmentArgument,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Options and a command for OpenSSH, after --.")
+    ] = None,
+    machine: MachineOption = "primary",
+    user: UserOption = None,
+) -> Result:
+    """Runs OpenSSH's client, which handles terminals well. One without a terminal is not recorded."""
+    opened, environment = environment_session(env)
+    role, chosen = machine_and_user(environment, machine, user)
+    login = opened.environments.login(environment, role, chosen)
+    require_alive(opened, environment, role)
+    readmit(opened, environment)
+    known_hosts = opened.environments.directory(environment.id) / "keys" / f"known_hosts_{role}"
+    # OpenSSH takes options after the host as well, and of settings that are given twice, the first.
+    command = [*ssh_command(login, known_hosts, *SSH_OPTIONS), *(arguments or ())]
+    if shutil.which("ssh") is None:
+        raise HostError("ssh is not installed.", hint="sudo apt-get install openssh-client")
+    if not (environment.recorded and os.isatty(0) and os.isatty(1)):
+        os.execvpe("ssh", command, child_environment.for_terminal(os.environ))  # noqa: S606 - no shell wanted
+    size, what = terminal_size(1), shlex.join(["ssh", f"{chosen}@{role}", *(arguments or ())])
+    with opened.cast(environment, "ssh", what, size.columns, size.lines) as cast:
+        variables = child_environment.for_terminal(os.environ)
+        return Result({}, "", run_recorded(command, variables, cast, opened.shield))
+
+
 def run_recorded(
-    argv: list[str],
-    environment: Mapping[str, str],
-    cast: Cast,
-    shield: Callable[[], AbstractContextManager[None]],
+    argv: list[str], environment: Mapping[str, str], cast: Cast, shield: Callable[[], AbstractContextManager[None]]
 ) -> int:
     """Runs a program on a terminal of its own, which shows on this process's, and returns its exit code.
 

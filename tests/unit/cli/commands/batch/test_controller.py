@@ -14,11 +14,12 @@ from provisioner.batch.context import BatchContext
 from provisioner.batch.live_status import ActiveRun
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.steps import Costs, EndStep, Failure, UpStep
-from provisioner.batch.suite import Run, Suite
-from provisioner.cli.commands.batch import running
-from provisioner.cli.commands.batch.running import OutageTolerance, run_batch
+from provisioner.cli.commands.batch import controller
+from provisioner.cli.commands.batch.controller import OutageTolerance, run_batch
 from provisioner.cli.commands.batch.view import BatchView
 from provisioner.store.home import Home
+from tests.unit.batch import samples
+from tests.unit.batch.samples import run
 from tests.unit.fakes.world import environment
 from tests.waiting import BOUND_SECONDS
 
@@ -38,7 +39,7 @@ def test_an_outage_is_noted_once_and_tolerated_until_it_ends() -> None:
 
 
 def test_an_outage_that_lasts_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "OUTAGE_SECONDS", -1.0)
+    monkeypatch.setattr(controller, "OUTAGE_SECONDS", -1.0)
     outage = OutageTolerance(lambda _: None)
     with outage.tolerated():
         raise OSError("disk full")
@@ -74,50 +75,43 @@ class Attempt:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> tuple[Home, Batch, BatchContext]:
+def two(tmp_path: Path) -> tuple[Batch, BatchContext]:
     """A batch of two runs, which nothing works on yet."""
     (tmp_path / "fam").mkdir()
-    data = {"name": "s", "families": [{"path": "fam"}], "submissions": [{"name": "one", "text": "1"}]}
-    suite, home = Suite.model_validate(data), Home(tmp_path / "home")
+    home = Home(tmp_path / "home")
     home.make()
-    runs = tuple(
-        Run(key=f"fam/main/one/{n}", family=str(tmp_path / "fam"), task="main", agent="one", repetition=n)
-        for n in (1, 2)
-    )
-    batch = Batch(
-        id="b-1", suite=suite, suite_file=str(tmp_path / "suite.yaml"), shared=False, created_at=now(), version="1",
-        runs=runs,
-    )  # fmt: skip
+    runs = [run(repetition=number, family=str(tmp_path / "fam")) for number in (1, 2)]
+    batch = samples.batch(*runs, suite_file=str(tmp_path / "suite.yaml"))
     Batches(home).save(batch)
-    return home, batch, BatchContext(home, Settings(), suite, tmp_path, batch.id)
+    return batch, BatchContext(home, Settings(), batch.suite, tmp_path, batch.id)
 
 
 def test_what_was_cancelled_before_it_was_queued_is_not_run(
-    two: tuple[Home, Batch, BatchContext], monkeypatch: pytest.MonkeyPatch
+    two: tuple[Batch, BatchContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, batch, context = two
-    batches, broken = Batches(home), False
+    batch, context = two
+    batches, broken = Batches(context.session.home), False
     batches.note_cancelled(batch, [run.key for run in batch.runs])
 
     def new_attempt(*arguments: Any) -> Attempt:
         return Attempt(arguments[5], broken=broken)
 
     monkeypatch.setattr(context, "new_attempt", new_attempt)
-    assert run_batch(home, batch, context, "").exit_code == Interrupted.exit_code
+    assert run_batch(batch, context).exit_code == Interrupted.exit_code
     assert [row.outcome for row in batches.results(batch)] == ["cancelled", "cancelled"]
     broken = True
-    run_batch(home, batch, context, "", resumed=True)
+    run_batch(batch, context, resumed=True)
     assert [row.outcome for row in batches.results(batch)] == ["task_failed", "task_failed"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt("SIGINT"), InfrastructureError("It broke.")], ids=repr)
 def test_what_an_earlier_attempt_left_is_named(
-    two: tuple[Home, Batch, BatchContext],
+    two: tuple[Batch, BatchContext],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: BaseException,
 ) -> None:
-    home, batch, context = two
+    batch, context = two
 
     class Failing(BatchView):
         def show(self, *_: Any) -> None:
@@ -126,29 +120,29 @@ def test_what_an_earlier_attempt_left_is_named(
     for identity, name in (("left", batch.id), ("others", "b-2")):
         context.session.environments.save(environment(identity, batch=name))
     monkeypatch.setattr(context, "new_attempt", lambda *given: Attempt(given[5], broken=False))
-    monkeypatch.setattr(running, "OUTAGE_SECONDS", 0.0)
-    monkeypatch.setattr(running, "BatchView", Failing)
+    monkeypatch.setattr(controller, "OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr(controller, "BatchView", Failing)
     with pytest.raises((Interrupted, InfrastructureError)) as raised:
-        run_batch(home, batch, context, "")
+        run_batch(batch, context)
     said = f"{raised.value.message} {capsys.readouterr().err}"
     assert "not everything could be removed: left is not confirmed to be gone" in said.lower()
     assert "others" not in said
 
 
 def test_a_damaged_note_of_cancellations_keeps_no_run_alive(
-    two: tuple[Home, Batch, BatchContext], monkeypatch: pytest.MonkeyPatch
+    two: tuple[Batch, BatchContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, batch, context = two
+    batch, context = two
     attempts: list[Attempt] = []
 
     def new_attempt(*arguments: Any) -> Attempt:
         attempts.append(Attempt(arguments[5], broken=False))
-        (Batches(home).directory(batch.id) / "cancelled.json").write_text("[")
+        (Batches(context.session.home).directory(batch.id) / "cancelled.json").write_text("[")
         return attempts[-1]
 
     monkeypatch.setattr(context, "new_attempt", new_attempt)
-    monkeypatch.setattr(running, "OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr(controller, "OUTAGE_SECONDS", 0.0)
     with pytest.raises(InfrastructureError, match="The note of what was cancelled"):
-        run_batch(home, batch, context, "")
+        run_batch(batch, context)
     assert attempts
     assert all(attempt.active_run.stop.is_set() for attempt in attempts)
