@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from provisioner.clouds.local.cloud import KVM_ANSWER
-from provisioner.clouds.local.vm.kvm import known_answer, kvm_works
+from provisioner.clouds.local.host import known_answer, kvm_works
 from tests.homes import cache
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from provisioner.machines import connect
-from provisioner.ssh import kept_connection
+from provisioner.ssh import openssh
 from tests.waiting import BOUND_SECONDS
 
 
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets OpenSSH and machines take their time: on a busy host, a command would connect by itself."""
     for name in ("START_SECONDS", "ANSWER_SECONDS", "LOCAL_SECONDS", "IDLE_SECONDS"):
-        monkeypatch.setattr(kept_connection, name, int(BOUND_SECONDS))
+        monkeypatch.setattr(openssh, name, int(BOUND_SECONDS))
     monkeypatch.setattr(connect, "START_SECONDS", BOUND_SECONDS)
 
 

@@ -5,7 +5,10 @@ Every environment has a time to live, which starts when its record is written.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from provisioner.base.errors import UsageError
@@ -19,6 +22,18 @@ def now() -> datetime:
 def elapsed(begin: datetime, end: datetime) -> timedelta:
     """Returns how long something took by the times in its records: nothing if the clock was set back meanwhile."""
     return max(end - begin, timedelta(0))
+
+
+@contextlib.contextmanager
+def overdue(seconds: float, act: Callable[[], None]) -> Iterator[None]:
+    """Calls a function, in a thread of its own, if the body takes longer."""
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 DEFAULT_TTL = timedelta(hours=4)

@@ -1,4 +1,4 @@
 """Copies file trees between the controller and machines.
 
-Neither the machine is trusted nor are other users of either side. Three of the modules also run in machines.
+Neither the machine is trusted nor are other users of either side. Two of the modules also run in machines.
 """

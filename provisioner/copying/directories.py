@@ -170,11 +170,7 @@ def _empty(directory: int) -> None:
 
 
 def _bring_up(name: str, directory: int, prefix: str) -> list[str]:
-    """Empties a directory's subdirectory: what is nested comes up, so that nothing gets too deep for paths or calls.
-
-    Returns:
-        the new names.
-    """
+    """Empties a subdirectory: what is nested comes up, so that nothing gets too deep for calls; returns its names."""
     below = os.open(name, LISTING_FLAGS, dir_fd=directory)
     brought = []
     try:

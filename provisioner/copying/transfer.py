@@ -15,11 +15,10 @@ from typing import IO, Any
 
 from provisioner.base.errors import HostError, ProvisionerError, TaskError, UsageError
 from provisioner.base.printable import last_lines
-from provisioner.copying import copy_program, directories, unpack_program
+from provisioner.copying import copy_program, directories
 from provisioner.copying.copy_program import TOP
 from provisioner.copying.directories import open_destination, working_directory
-from provisioner.copying.tree_reader import TreeError, TreeReader
-from provisioner.copying.tree_writer import FREE_BYTES, DiskFullError, TreeWriter
+from provisioner.copying.trees import FREE_BYTES, DiskFullError, TreeError, TreeReader, TreeWriter
 from provisioner.ssh.calls import Calls
 from provisioner.ssh.exchange import Completed
 
@@ -257,7 +256,7 @@ def _program() -> str:
     """Returns the text of copy_program for a machine, whose own files may be older or altered."""
     lines = [
         line
-        for module in (directories, unpack_program, copy_program)
+        for module in (directories, copy_program)
         for line in Path(str(module.__file__)).read_text().splitlines()
         if not line.startswith(("from __future__ ", "from provisioner."))
     ]

@@ -10,11 +10,11 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from provisioner.base.models import Role
-from provisioner.isolation.probes import CanaryPorts
+from provisioner.isolation.questions import CanaryPorts
 
 # A machine's probe sends its word at once.
 VISIT_SECONDS = 2.0
@@ -97,9 +97,12 @@ class Canary:
 
     def _look(self, source: object) -> None:
         if source is self._listener:
-            for visitor in self._arrivals():
+            for _ in range(VISITORS_AT_ONCE):
+                visitor = self._listener.accept()[0]  # until it raises that there is none
                 if len(self._visits) >= VISITORS_AT_ONCE:
-                    self._hear_out(next(iter(self._visits)))
+                    oldest = next(iter(self._visits))
+                    self._hear(oldest)  # what has arrived by now counts
+                    self._dismiss(oldest)
                 visitor.setblocking(False)
                 self._visits[visitor] = (time.monotonic() + VISIT_SECONDS, b"")
                 self._selector.register(visitor, selectors.EVENT_READ)
@@ -109,13 +112,6 @@ class Canary:
                 self._recognise(self._datagrams.recv(MOST_BYTES))
         elif isinstance(source, socket.socket):
             self._hear(source)
-
-    def _arrivals(self) -> Iterator[socket.socket]:
-        for _ in range(VISITORS_AT_ONCE):
-            try:
-                yield self._listener.accept()[0]
-            except BlockingIOError:
-                return
 
     def _hear(self, visitor: socket.socket) -> None:
         if visitor not in self._visits:  # dismissed in the same round
@@ -134,17 +130,11 @@ class Canary:
         else:
             self._dismiss(visitor)
 
-    def _hear_out(self, visitor: socket.socket) -> None:
-        """Makes room for another: what has arrived by now counts."""
-        self._hear(visitor)
-        if visitor in self._visits:
-            self._dismiss(visitor)
-
     def _recognise(self, heard: bytes) -> None:
         if role := self._roles.get(heard):
             self._seen.add(role)
 
     def _dismiss(self, visitor: socket.socket) -> None:
-        del self._visits[visitor]
-        self._selector.unregister(visitor)
-        visitor.close()
+        if self._visits.pop(visitor, None):
+            self._selector.unregister(visitor)
+            visitor.close()

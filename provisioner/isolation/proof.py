@@ -17,9 +17,8 @@ from provisioner.base.models import Environment, ProbeResult, Role
 from provisioner.base.progress import best_effort, describe
 from provisioner.base.redaction import Redactor
 from provisioner.clouds.guest_files import SENT
-from provisioner.isolation import probes
 from provisioner.isolation.canary import Canary
-from provisioner.isolation.probes import Questions, evaluate
+from provisioner.isolation.questions import Questions, evaluate, questions, require
 from provisioner.machines.connect import on_all_machines
 from provisioner.recording.isolation import DETAIL_CHARACTERS, MOST_DIFFERENCES, PROOF, Answer, Proof, clean
 from provisioner.session import Session
@@ -27,7 +26,7 @@ from provisioner.ssh.connection import Connection
 from provisioner.store.files import write_atomically
 
 PROBE_SECONDS = 60
-# The longest answer that probes.py would accept has about half of this.
+# The longest answer that questions.py would accept has about half of this.
 ANSWER_LIMIT_BYTES = 1 << 20
 
 
@@ -64,7 +63,7 @@ class _Seen:
     """What has been asked and seen so far. Machines answer in threads of their own."""
 
     began_at: datetime
-    asked: dict[Role, probes.Questions] = field(default_factory=dict)
+    asked: dict[Role, Questions] = field(default_factory=dict)
     results: dict[Role, tuple[ProbeResult, ...]] = field(default_factory=dict)
     canary: Sequence[Role] | None = None
     differences: Sequence[str] | None = None
@@ -82,8 +81,21 @@ def prove_isolation(
         ValueError: what was seen contradicts the verdict on it, which is a fault of this program.
     """
     seen = _Seen(now())
+    program = (SENT / "probe.py").read_text()
+    words: dict[Role, str] = {role: secrets.token_hex(16) for role in environment.machines}
     try:
-        results = _prove(session, environment, connections, seen)
+        gateways = list(session.cloud.gateways[environment.full_internet])
+        with Canary(words) as canary:
+
+            def probe(role: Role, _: threading.Event) -> None:
+                asked = seen.asked[role] = questions(environment, role, words[role], canary.ports, gateways)
+                seen.results[role] = probe_machine(connections[role], asked, program)
+
+            on_all_machines(environment.machines, probe)
+        results = tuple(result for role in environment.machines for result in seen.results[role])
+        seen.canary = canary.visitors()
+        seen.differences = session.cloud.isolation_differences(environment)
+        require(results, seen.canary, seen.differences)
     except ProvisionerError as error:
         with best_effort(session.progress, f"Keeping what was seen of the isolation of {environment.id}"):
             _keep(session, environment, seen, describe(error))
@@ -92,36 +104,12 @@ def prove_isolation(
     return results
 
 
-def _prove(
-    session: Session, environment: Environment, connections: dict[Role, Connection], seen: _Seen
-) -> tuple[ProbeResult, ...]:
-    gateways = list(session.cloud.gateways[environment.full_internet])
-    program = (SENT / "probe.py").read_text()
-    words: dict[Role, str] = {role: secrets.token_hex(16) for role in environment.machines}
-    with Canary(words) as canary:
-
-        def probe(role: Role, _: threading.Event) -> tuple[ProbeResult, ...]:
-            asked = seen.asked[role] = probes.questions(environment, role, words[role], canary.ports, gateways)
-            seen.results[role] = probe_machine(connections[role], asked, program)
-            return seen.results[role]
-
-        results_by_role = on_all_machines(environment.machines, probe)
-    results = tuple(result for role in environment.machines for result in results_by_role[role])
-    seen.canary = canary.visitors()
-    seen.differences = session.cloud.isolation_differences(environment)
-    probes.require(results, seen.canary, seen.differences)
-    return results
-
-
 def _keep(session: Session, environment: Environment, seen: _Seen, problem: str = "") -> None:
-    """Writes the proof among the logs of an environment that exists.
-
-    Raises:
-        OSError: it cannot be written.
-        ValueError: it contradicts itself.
-    """
+    """Writes the proof among the logs of an environment that exists."""
     redactor, asked, results = session.redactor, dict(seen.asked), dict(seen.results)
     differences = seen.differences
+    if differences is not None:
+        differences = tuple(clean(each, redactor) for each in differences[:MOST_DIFFERENCES])
     proof = Proof(
         environment=environment.id,
         full_internet=environment.full_internet,
@@ -134,28 +122,19 @@ def _keep(session: Session, environment: Environment, seen: _Seen, problem: str 
             role: _answers(asked[role], results.get(role, ()), redactor) for role in environment.roles if role in asked
         },
         canary=None if seen.canary is None else tuple(seen.canary),
-        differences=None
-        if differences is None
-        else tuple(clean(difference, redactor) for difference in differences[:MOST_DIFFERENCES]),
+        differences=differences,
     )
-    path = session.environments.live_logs(environment.id) / PROOF
-    write_atomically(path, proof.model_dump_json(indent=1))
+    write_atomically(session.environments.live_logs(environment.id) / PROOF, proof.model_dump_json(indent=1))
 
 
-def _answers(asked: probes.Questions, results: Sequence[ProbeResult], redactor: Redactor) -> tuple[Answer, ...]:
+def _answers(asked: Questions, results: Sequence[ProbeResult], redactor: Redactor) -> tuple[Answer, ...]:
     """Returns a machine's answers in the order of the questions, without secrets."""
     given = {(result.user, result.probe): result for result in results}
     answers = []
-    for user, questions in asked.probes.items():
-        for question in questions:
-            result = given.get((user, question.name))
-            answers.append(
-                Answer(
-                    user=user,
-                    probe=question.name,
-                    expected=question.expected,
-                    reached=result.reached if result else None,
-                    detail=clean(result.detail, redactor, DETAIL_CHARACTERS) if result else "",
-                )
-            )
+    for user, probes in asked.probes.items():
+        for probe in probes:
+            result = given.get((user, probe.name))
+            reached = result.reached if result else None
+            detail = clean(result.detail, redactor, DETAIL_CHARACTERS) if result else ""
+            answers.append(Answer(user=user, probe=probe.name, expected=probe.expected, reached=reached, detail=detail))
     return tuple(answers)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
-from provisioner.base.clock import now
+from provisioner.base.clock import now, overdue
 from provisioner.base.errors import MachineLostError
 from provisioner.base.models import Environment, Role
-from provisioner.base.progress import Progress
 from provisioner.machines.create import create_shared_network
 from provisioner.session import Session
 from provisioner.ssh.calls import SOCKET, Calls
 from provisioner.ssh.connection import Connection
-from provisioner.ssh.kept_connection import START_SECONDS, KeptConnection, end_connection, keep_connection
+from provisioner.ssh.openssh import START_SECONDS, KeptConnection, end_connection, keep_connection
 from provisioner.store.files import locked
 
 T = TypeVar("T")
@@ -92,18 +91,6 @@ def readmit(session: Session, environment: Environment) -> None:
 SILENCE_SECONDS = 5.0
 
 
-@contextlib.contextmanager
-def noted_after(seconds: float, progress: Progress, text: str) -> Iterator[None]:
-    """Tells the operator a text if the body takes longer."""
-    timer = threading.Timer(seconds, progress.note, [text])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def connect_kept(session: Session, environment: Environment, role: Role) -> Calls:
     """Returns what makes calls in a machine: over a connection that stays, or one of its own if that does not work.
 
@@ -117,8 +104,12 @@ def connect_kept(session: Session, environment: Environment, role: Role) -> Call
     path = session.environments.directory(environment.id) / f"connection-{role}"
     where = f"{login.endpoint.host}:{login.endpoint.port}"
     kept = KeptConnection(path, where, session.check, session.calls(environment, role))
-    silence = f"{environment.id}: the {environment.hostname(role)} machine does not answer yet; waiting up to 90 s"
-    with contextlib.suppress(OSError), noted_after(SILENCE_SECONDS, session.progress, silence):
+
+    def note_silence() -> None:
+        what = f"the {environment.hostname(role)} machine does not answer yet"
+        session.progress.note(f"{environment.id}: {what}; waiting up to 90 s")
+
+    with contextlib.suppress(OSError), overdue(SILENCE_SECONDS, note_silence):
         if not kept.listens():
             require_alive(session, environment, role)
             readmit(session, environment)

@@ -14,7 +14,7 @@ import paramiko
 from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_OPEN, MSG_KEXINIT
 from paramiko.packet import Packetizer
 
-from provisioner.ssh.openssh import CIPHERS, KEY_EXCHANGES, MACS
+from provisioner.ssh.keys import CIPHERS, KEY_EXCHANGES, MACS
 
 # RFC 4253, section 6.1: a packet has at most 35,000 bytes. Its MAC may be read with it.
 MAXIMUM_PACKET_BYTES = 35_000

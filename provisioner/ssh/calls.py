@@ -9,23 +9,24 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, ClassVar, ParamSpec, Protocol, Self
+from typing import IO, ClassVar, ParamSpec, Self
 
+from provisioner.base.clock import overdue
 from provisioner.base.errors import CommandTimeoutError, MachineLostError, NotStartedError, ProvisionerError, TaskError
 from provisioner.base.validation import shown
 from provisioner.recording.calls import Call, CallLog
-from provisioner.ssh import exchange, exec_frames
+from provisioner.ssh import exec_frames
 from provisioner.ssh.exchange import (
     OUTPUT_LIMIT_BYTES,
+    Channel,
     Completed,
     Deadline,
-    Exchange,
     InputFeeder,
     LiveInput,
     OutputCollector,
+    exchange,
     size_bytes,
     transfer_seconds,
 )
@@ -43,13 +44,6 @@ Arguments = ParamSpec("Arguments")
 
 class NoServerError(Exception):
     """The machine has an exec server, and it does not run any more."""
-
-
-class Channel(exchange.Channel, Protocol):
-    """Describes the channel of a call."""
-
-    def close(self) -> None:
-        """Closes it, by which the machine ends the call."""
 
 
 class CallersErrors:
@@ -131,17 +125,6 @@ class Calls(ABC):
     def _lost(self) -> ProvisionerError:
         """Returns the error for a connection that broke."""
         return MachineLostError(f"The connection to the machine at {self._where} broke.")
-
-    @contextlib.contextmanager
-    def _cut_off_after(self, seconds: float) -> Iterator[None]:
-        """Cuts the connection off if the context has not ended after a time: a machine may keep any call waiting."""
-        timer = threading.Timer(seconds, self.close)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def run(
         self,
@@ -263,19 +246,15 @@ class Calls(ABC):
         in_time = (
             contextlib.nullcontext()
             if timeout_seconds is None
-            else self._cut_off_after(timeout_seconds + CUT_OFF_SECONDS)
+            else overdue(timeout_seconds + CUT_OFF_SECONDS, self.close)
         )
         listeners = (on_stdout and callers.watched(on_stdout), on_stderr and callers.watched(on_stderr))
         recorded = self._calls.recorded(call)
         with recorded, in_time, self._channel(what, callers, deadline) as (channel, preamble):
-            done = Exchange(
-                channel=channel,
-                feeder=InputFeeder(channel, preamble + request, source, call.bytes),
-                collector=OutputCollector(limit_bytes, *listeners, call.bytes),
-                deadline=deadline,
-                is_connected=lambda: self.active,
-                check=callers.watched(self._check),
-            ).finish()
+            feeder = InputFeeder(channel, preamble + request, source, call.bytes)
+            collector = OutputCollector(limit_bytes, *listeners, call.bytes)
+            check = callers.watched(self._check)
+            done = exchange(channel, feeder, collector, deadline, lambda: self.active, check)
             call.exit_code = done.exit_code
             return done
 
@@ -289,7 +268,7 @@ class Calls(ABC):
             deadline.require()
 
         try:
-            with self._cut_off_after(2 * self._answer_seconds):
+            with overdue(2 * self._answer_seconds, self.close):
                 channel, preamble = self._open_call(check_in_time)
         except NoServerError as error:
             raise MachineLostError(f"The machine at {self._where}: {error}") from error
@@ -312,7 +291,7 @@ class Calls(ABC):
             deadline.require()
             raise self._lost() from error
         finally:
-            with self._cut_off_after(CUT_OFF_SECONDS), contextlib.suppress(*self._broken_by, OSError):
+            with overdue(CUT_OFF_SECONDS, self.close), contextlib.suppress(*self._broken_by, OSError):
                 self._close_call(channel)
 
 

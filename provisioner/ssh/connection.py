@@ -1,27 +1,72 @@
 """Connects to machines by SSH with a pinned host key, and makes calls over the connection.
 
-The machine is not trusted: whatever it does, connecting ends in time and in little memory.
+A call gets a channel to the machine's exec server, or a server of its own in a machine that has none yet. A machine
+whose server is gone for good counts as lost: it gets no other. The machine is not trusted: whatever it does, connecting
+ends in time and in little memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import paramiko
 
+from provisioner.base.clock import overdue
 from provisioner.base.errors import MachineLostError, ProvisionerError
 from provisioner.base.models import Endpoint
 from provisioner.base.signals import no_check
 from provisioner.base.validation import shown
 from provisioner.recording.calls import CallLog
 from provisioner.ssh.bounded_transport import BoundedTransport
-from provisioner.ssh.calls import Calls, Channel, refused
-from provisioner.ssh.exec_channel import close_call, open_call
+from provisioner.ssh.calls import SOCKET, Calls, NoServerError, refused
+from provisioner.ssh.exchange import Channel
 from provisioner.ssh.keys import Login
 from provisioner.ssh.namespaces import Sockets
+
+GUEST = Path(__file__).parent.parent / "guest"
+# The service's file: a machine that has it runs the server, or did.
+SERVICE = "/etc/systemd/system/provisioner-exec.service"
+# How long a server may take to start, once: systemd starts one again that ended.
+START_SECONDS = 30.0
+PAUSE_SECONDS = 0.5
+# What a server imports: packages, and after them the modules that import only those before them.
+MODULES = (
+    "provisioner_guest/__init__.py",
+    "provisioner_guest/login.py",
+    "provisioner_guest/cgroup.py",
+    "provisioner_guest/exec/__init__.py",
+    "provisioner_guest/exec/start.py",
+    "provisioner_guest/exec/container.py",
+    "provisioner_guest/exec/call.py",
+)
+# Reads the server's modules, whose length in bytes comes first, and serves what follows on stdin.
+LOADER = """
+import json, os, sys, types
+def read(size):
+    data = b""
+    while len(data) < size:
+        piece = os.read(0, size - len(data))
+        if not piece:
+            sys.exit(1)
+        data += piece
+    return data
+for path, text in json.loads(read(int(read(8)))):
+    name = path.replace("/__init__.py", "").replace(".py", "").replace("/", ".")
+    module = types.ModuleType(name)
+    module.__file__ = "/nowhere/" + path
+    module.__path__ = []
+    sys.modules[name] = module
+    exec(compile(text, path, "exec"), module.__dict__)
+module.Call(0, 1).serve()
+os._exit(0)
+"""
+
 
 # While a machine boots, a forwarded port accepts connections before the guest's sshd does, and a packet lost then is
 # repeated only seconds later. So new attempts start beside those that wait, ever more rarely: a busy machine's sshd may
@@ -143,7 +188,7 @@ class Connection(Calls):
                 else answering_socket(login, deadline, worth_waiting, where, boots)
             )
             self._transport = _transport(stream, login, where)
-            with self._cut_off_after(3 * HANDSHAKE_SECONDS):
+            with overdue(3 * HANDSHAKE_SECONDS, self.close):
                 self._handshake(where)
         except BaseException:
             if self._via:
@@ -158,7 +203,7 @@ class Connection(Calls):
         """Waits for another machine's sshd, at its address as seen from this machine, and opens a channel to it."""
         while time.monotonic() < deadline and alive():
             try:
-                with self._cut_off_after(2 * HANDSHAKE_SECONDS):
+                with overdue(2 * HANDSHAKE_SECONDS, self.close):
                     return self._transport.open_channel(
                         "direct-tcpip", (endpoint.host, endpoint.port), ("127.0.0.1", 0), timeout=HANDSHAKE_SECONDS
                     )
@@ -201,11 +246,46 @@ class Connection(Calls):
         return HANDSHAKE_SECONDS
 
     def _open_call(self, check_in_time: Callable[[], None]) -> tuple[paramiko.Channel, bytes]:
-        return open_call(self._transport, HANDSHAKE_SECONDS, check_in_time)
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            check_in_time()
+            begin = time.monotonic()
+            try:
+                return self._transport.open_unix_socket(SOCKET, HANDSHAKE_SECONDS), b""
+            except paramiko.SSHException:
+                if not self._transport.is_active() or time.monotonic() - begin > HANDSHAKE_SECONDS:
+                    raise
+            if not self._has_server():
+                return self._own_server()
+            if time.monotonic() > deadline:
+                raise NoServerError("its exec server has ended.")
+            time.sleep(PAUSE_SECONDS)
+
+    def _has_server(self) -> bool:
+        with contextlib.closing(self._transport.open_session(timeout=HANDSHAKE_SECONDS)) as channel:
+            channel.exec_command(f"test -e {SERVICE}")
+            if not channel.status_event.wait(HANDSHAKE_SECONDS):
+                raise paramiko.SSHException("sshd does not say how a command ended")
+            return channel.exit_status == 0
+
+    def _own_server(self) -> tuple[paramiko.Channel, bytes]:
+        """Starts a server for one call, whose program is sent along."""
+        channel = self._transport.open_session(timeout=HANDSHAKE_SECONDS)
+        channel.exec_command(f"exec python3 -I -S -c '{LOADER}'")
+        modules = json.dumps([(path, (GUEST / path).read_text()) for path in MODULES]).encode()
+        return channel, b"%8d" % len(modules) + modules
 
     def _close_call(self, channel: Channel) -> None:
+        """Closes a call's channel. Output may arrive at the same moment.
+
+        paramiko closes the pipe behind `fileno` while its own thread may be writing to it, which breaks the connection
+        of all calls, or writes into whatever file has the number next (paramiko's issue 2271). So nothing writes to it
+        first.
+        """
         assert isinstance(channel, paramiko.Channel)
-        close_call(channel)
+        for buffer in (channel.in_buffer, channel.in_stderr_buffer):
+            buffer.set_event(threading.Event())
+        channel.close()
 
     def _lost(self) -> ProvisionerError:
         if violation := self._transport.violation:

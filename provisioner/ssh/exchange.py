@@ -127,6 +127,9 @@ class Channel(Protocol):
             OSError: the channel was closed.
         """
 
+    def close(self) -> None:
+        """Closes it, by which the machine ends the call."""
+
 
 class LiveInput(Protocol):
     """Describes input of which more may come later, such as that of a terminal."""
@@ -212,18 +215,15 @@ class InputFeeder:
         channel: the call's channel.
         request: what comes before the input.
         source: the command's whole input.
-
         counts: counts the input's bytes as `stdin`.
 
     Attributes:
         is_done: whether all has been sent, or the machine takes no more.
     """
 
-    def __init__(
-        self, channel: Channel, request: bytes, source: IO[bytes] | LiveInput, counts: Counter[str] | None = None
-    ) -> None:
+    def __init__(self, channel: Channel, request: bytes, source: IO[bytes] | LiveInput, counts: Counter[str]) -> None:
         self._channel = channel
-        self._counts = Counter[str]() if counts is None else counts
+        self._counts = counts
         self._source = source
         self._pending = memoryview(request)
         self._is_read = self.is_done = False
@@ -265,13 +265,9 @@ class OutputCollector:
     """
 
     def __init__(
-        self,
-        limit_bytes: int,
-        on_stdout: Listener | None,
-        on_stderr: Listener | None,
-        counts: Counter[str] | None = None,
+        self, limit_bytes: int, on_stdout: Listener | None, on_stderr: Listener | None, counts: Counter[str]
     ) -> None:
-        self._counts = Counter[str]() if counts is None else counts
+        self._counts = counts
         self._buffers = {"stdout": BoundedBuffer(limit_bytes), "stderr": BoundedBuffer(limit_bytes)}
         self._listeners = {"stdout": on_stdout, "stderr": on_stderr}
 
@@ -303,83 +299,58 @@ def _joined(outputs: Iterable[tuple[Stream, bytes]]) -> Iterable[tuple[Stream, b
     return [(each, b"".join(output for stream, output in pieces if stream == each)) for each in streams]
 
 
-class Exchange:
-    """Carries one call from its start to its end.
+def exchange(
+    channel: Channel,
+    feeder: InputFeeder,
+    collector: OutputCollector,
+    deadline: Deadline,
+    is_connected: Callable[[], bool],
+    check: Callable[[], None],
+) -> Completed:
+    """Sends a call's input and collects its output until it ends. Processes in the background may keep running.
 
     Args:
-        channel: the call's channel.
-        feeder: sends the request and the input.
-        collector: takes the command's output.
-        deadline: the time by which the command must have ended.
         is_connected: returns whether the connection that carries the channel is still up.
         check: called repeatedly; an exception that it raises ends the exchange.
+
+    Raises:
+        ConnectionError: the connection broke or the server fell silent before it said how the command ended.
+        CommandTimeoutError: the deadline has passed.
+        ExecViolation: the machine sent what its exec server never does.
     """
-
-    def __init__(
-        self,
-        channel: Channel,
-        feeder: InputFeeder,
-        collector: OutputCollector,
-        deadline: Deadline,
-        is_connected: Callable[[], bool],
-        check: Callable[[], None],
-    ) -> None:
-        self._channel = channel
-        self._feeder = feeder
-        self._collector = collector
-        self._deadline = deadline
-        self._is_connected = is_connected
-        self._check = check
-        self._answers = Answers()
-        self._begun_at = self._heard_at = time.monotonic()
-
-    def finish(self) -> Completed:
-        """Sends input and collects output until the command ends. Processes in the background may keep running.
-
-        Raises:
-            ConnectionError: the connection broke or the server fell silent before it said how the command ended.
-            CommandTimeoutError: the deadline has passed.
-            ExecViolation: the machine sent what its exec server never does.
-        """
-        while self._answers.end is None:
-            self._advance()
-        if self._answers.end.timed_out:
-            raise self._deadline.passed()
-        return self._collector.completed(self._answers.end)
-
-    def _advance(self) -> None:
-        """Moves data, or waits for some."""
-        self._check()
-        moved = self._receive()
-        moved = self._feeder.feed() or moved
-        if self._answers.end:
-            return
-        self._deadline.require()
+    answers = Answers()
+    begun_at = heard_at = time.monotonic()
+    while answers.end is None:
+        check()
+        data = channel.recv(RECEIVED_BYTES_AT_ONCE) if channel.recv_ready() else b""
+        if data:
+            for stream, output in _joined(answers.feed(data, time.monotonic() - begun_at)):
+                collector.feed(stream, output)
+            heard_at = time.monotonic()  # a listener may have taken long
+        moved = feeder.feed() or data
+        if answers.end:
+            break
+        deadline.require()
         if moved:
-            return
+            continue
         # In this order: the connection may end after the last answer has arrived.
-        is_over = self._channel.closed or self._channel.eof_received or not self._is_connected()
-        if is_over and not self._channel.recv_ready():
+        is_over = channel.closed or channel.eof_received or not is_connected()
+        if is_over and not channel.recv_ready():
             raise ConnectionError("The connection broke.")
-        if time.monotonic() - self._heard_at > SILENCE_SECONDS:
+        if time.monotonic() - heard_at > SILENCE_SECONDS:
             raise ConnectionError("The machine has fallen silent.")
-        self._wait()
+        _wait(channel, feeder)
+    if answers.end.timed_out:
+        raise deadline.passed()
+    return collector.completed(answers.end)
 
-    def _receive(self) -> bool:
-        """Takes a piece of what has arrived and returns whether there was any."""
-        if not (self._channel.recv_ready() and (data := self._channel.recv(RECEIVED_BYTES_AT_ONCE))):
-            return False
-        for stream, output in _joined(self._answers.feed(data, time.monotonic() - self._begun_at)):
-            self._collector.feed(stream, output)
-        self._heard_at = time.monotonic()  # a listener may have taken long
-        return True
 
-    def _wait(self) -> None:
-        poll = select.poll()  # unlike epoll, it takes plain files
-        poll.register(self._channel.fileno(), select.POLLIN)
-        seconds = WAIT_SECONDS
-        if self._feeder.awaited is not None:
-            poll.register(self._feeder.awaited, select.POLLIN)
-        elif not self._feeder.is_done:
-            seconds = WAIT_WHILE_SENDING_SECONDS
-        poll.poll(1000 * seconds)
+def _wait(channel: Channel, feeder: InputFeeder) -> None:
+    poll = select.poll()  # unlike epoll, it takes plain files
+    poll.register(channel.fileno(), select.POLLIN)
+    seconds = WAIT_SECONDS
+    if feeder.awaited is not None:
+        poll.register(feeder.awaited, select.POLLIN)
+    elif not feeder.is_done:
+        seconds = WAIT_WHILE_SENDING_SECONDS
+    poll.poll(1000 * seconds)

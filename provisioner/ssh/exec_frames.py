@@ -136,11 +136,7 @@ class Answers:
 
 
 def _parse_end(payload: bytes, started: bool) -> CallEnd:
-    """Checks how a call ended.
-
-    Raises:
-        ExecViolation: a command cannot end so.
-    """
+    """Checks how a call ended; raises ExecViolation if no command can end so."""
     try:
         said = strict_json.parse(payload, maximum_values=20)
     except strict_json.NotStrictJsonError as error:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from provisioner.clouds.local import watchdog
-from provisioner.clouds.local.vm import disk, disk_layers, qemu, shutdown
+from provisioner.clouds.local.vm import disk, qemu, shutdown
 from tests.waiting import BOUND_SECONDS
 
 MIB = 1 << 20
@@ -94,7 +94,7 @@ def main() -> None:
         base = ["-b", str(directory / "base.raw"), "-F", "raw"]
         subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *base, disk.OVERLAY, "64M"], check=True)
         with (
-            disk_layers.opened(Path(disk.OVERLAY)) as opened,
+            disk.opened(Path(disk.OVERLAY)) as opened,
             running(sys.executable, "-m", "provisioner.clouds.local.watchdog"),
             running(*qemu_command(opened), pass_fds=opened),
         ):

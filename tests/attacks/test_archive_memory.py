@@ -17,9 +17,9 @@ import pytest
 
 from provisioner.base.errors import TaskError
 from provisioner.base.frames import HEADER, frame
-from provisioner.copying import transfer, tree_reader
+from provisioner.copying import transfer, trees
 from provisioner.copying.copy_program import DIRECTORY, FILE, PIECE, PIECE_BYTES, SKIPPED, UP
-from provisioner.copying.tree_reader import TreeError, TreeReader
+from provisioner.copying.trees import TreeError, TreeReader
 from tests.unit.fakes.copies import HostileMachine, directory, file
 from tests.waiting import BOUND_SECONDS
 
@@ -64,13 +64,13 @@ def empty_files() -> None:
 
 def empty_directories() -> None:
     """A million directories beside each other."""
-    tree_reader.MAX_ENTRIES = 100_000
+    trees.MAX_ENTRIES = 100_000
     read(million(directory(b"a")))
 
 
 def skipped_entries() -> None:
     """A million long names that are not to be copied."""
-    tree_reader.MAX_ENTRIES = 100_000
+    trees.MAX_ENTRIES = 100_000
     read(million(frame(SKIPPED, b"\x1b" * 255)))
 
 
@@ -81,7 +81,7 @@ def nested_directories() -> None:
 
 def long_paths() -> None:
     """Directories with the longest names, inside each other, again and again."""
-    tree_reader.MAX_ENTRIES = 100_000
+    trees.MAX_ENTRIES = 100_000
     read(million(frame(DIRECTORY, b"x" * 255) * 8 + frame(UP) * 8))
 
 
@@ -96,13 +96,13 @@ def unfinished_frame() -> None:
 
 def endless_contents() -> None:
     """A file without an end."""
-    tree_reader.LIMIT_BYTES = 256 << 20
+    trees.LIMIT_BYTES = 256 << 20
     read(chain([frame(FILE)], repeat(frame(PIECE, b"x" * PIECE_BYTES))))
 
 
 def entries_on_the_disk() -> None:
     """Files that are really written, as many as may be, and removed because one more comes."""
-    tree_reader.MAX_ENTRIES = 2_000
+    trees.MAX_ENTRIES = 2_000
     with tempfile.TemporaryDirectory() as directory:
 
         def answer() -> Iterator[bytes]:

@@ -19,7 +19,7 @@ import pytest
 import provisioner.isolation.canary as canary_module
 from provisioner.base.models import Role
 from provisioner.isolation.canary import VISITORS_AT_ONCE, Canary
-from provisioner.isolation.probes import CanaryPorts
+from provisioner.isolation.questions import CanaryPorts
 from tests.waiting import BOUND_SECONDS, until
 
 WORDS: dict[Role, str] = {"primary": "0123456789abcdef" * 2, "vault": "fedcba9876543210" * 2}

@@ -9,7 +9,7 @@ import socket
 import struct
 from pathlib import Path
 
-from provisioner.clouds.local.network import egress_rules
+from provisioner.clouds.local.network import egress
 from provisioner.clouds.local.network.egress_proxy import PASST_DESCRIPTORS
 from tests.local.test_egress_proxy import Host, machine
 from tests.unit.clouds.local.network import frame_maker
@@ -17,7 +17,7 @@ from tests.unit.clouds.local.network import frame_maker
 
 def syn(address: str, port: int, source: int) -> bytes:
     plain = struct.pack("!HHIIBBHHH", source, port, 1000, 0, 0x50, 0x02, 64000, 0, 0)
-    ends = socket.inet_aton(egress_rules.GUEST_ADDRESS) + socket.inet_aton(address)
+    ends = socket.inet_aton(egress.GUEST_ADDRESS) + socket.inet_aton(address)
     summed = frame_maker.checksum(ends + struct.pack("!HH", 6, len(plain)) + plain)
     return frame_maker.ipv4(6, address, plain[:16] + struct.pack("!H", summed) + plain[18:])
 

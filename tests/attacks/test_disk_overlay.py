@@ -21,8 +21,9 @@ from provisioner.base.config import Settings
 from provisioner.base.errors import CapacityError
 from provisioner.base.models import Environment
 from provisioner.clouds.cloud import TerminationReason
+from provisioner.clouds.local import host
 from provisioner.clouds.local.cloud import LocalCloud
-from provisioner.clouds.local.vm import disk, kvm, qemu
+from provisioner.clouds.local.vm import disk, qemu
 from provisioner.environment.outcomes import attribute_loss
 from provisioner.store.home import Home
 from tests.unit.fakes.qmp import serving
@@ -57,7 +58,7 @@ watchdog.main()
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """A home on a host with 10 GiB of free disk."""
-    monkeypatch.setattr(kvm, "kvm_works", lambda *_: False)
+    monkeypatch.setattr(host, "kvm_works", lambda *_: False)
     monkeypatch.setattr(disk, "_free", lambda _: 10 << 30)
     home = Home(tmp_path / "home")
     home.make()

@@ -20,7 +20,7 @@ from provisioner.base.errors import ImageBuildError, InfrastructureError
 from provisioner.base.progress import Silence
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.frozen import snapshots
-from provisioner.clouds.local.vm.disk_layers import UntrustworthyLayerError, create, note_below, put_over, require_plain
+from provisioner.clouds.local.vm.disk import UntrustworthyLayerError, create, note_below, put_over, require_plain
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
 from tests.unit.fakes.world import environment

@@ -31,7 +31,7 @@ from provisioner.batch.records import RECORD as BATCH_RECORD
 from provisioner.batch.records import Batches
 from provisioner.batch.suite import load_suite
 from provisioner.clouds.local.network import datagrams
-from provisioner.clouds.local.network.egress_rules import GUEST_ADDRESS, NEVER, FrameFilter, parse_allow
+from provisioner.clouds.local.network.egress import GUEST_ADDRESS, NEVER, FrameFilter, parse_allow
 from provisioner.driver.agent_frames import AgentFrames, FrameError
 from provisioner.driver.task_driver import Answer, TaskDriver
 from provisioner.environment.operations import read_submission, run_tests
@@ -41,7 +41,7 @@ from provisioner.family.manifest import parse_manifest
 from provisioner.family.scores import classify_score, parse_intermediate
 from provisioner.family.setup_data import parse_setup_data
 from provisioner.family.source import check_module
-from provisioner.isolation.probes import CanaryPorts, evaluate, questions
+from provisioner.isolation.questions import CanaryPorts, evaluate, questions
 from provisioner.session import Session
 from provisioner.ssh.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDOUT, Answers, ExecViolation
 from provisioner.store.environments import RECORD as ENVIRONMENT_RECORD

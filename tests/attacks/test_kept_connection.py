@@ -17,10 +17,10 @@ from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_OPEN, MSG_DEBUG, MSG_G
 
 from provisioner.base.errors import CommandTimeoutError, MachineLostError, TaskError
 from provisioner.base.signals import no_check
-from provisioner.ssh import kept_connection
+from provisioner.ssh import openssh
 from provisioner.ssh.calls import SOCKET
-from provisioner.ssh.kept_connection import KeptConnection, end_connection, keep_connection
 from provisioner.ssh.keys import ed25519_key_pair
+from provisioner.ssh.openssh import KeptConnection, end_connection, keep_connection
 from tests.attacks.hostile_sshd import MEMORY_MIB, logged_in, message, send
 from tests.kept import be_patient, keepers
 from tests.unit.fakes.exec_call import Call
@@ -39,7 +39,7 @@ def silent_paramiko(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
     be_patient(monkeypatch)
-    monkeypatch.setattr(kept_connection, "CPU_SECONDS", 1)
+    monkeypatch.setattr(openssh, "CPU_SECONDS", 1)
     with logged_in(lambda _: 0) as server:
         yield server
 

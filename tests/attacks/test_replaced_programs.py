@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.copying import copy_program, directories, unpack_program
+from provisioner.copying import copy_program, directories
 from provisioner.copying.transfer import download, send_archive, send_input, upload
 from provisioner.ssh.connection import Connection
 from tests.unit.fakes.copies import ThisHost
@@ -92,7 +92,7 @@ def test_a_replaced_program_that_is_used_leaves_a_note(used: Path) -> None:
     assert used.read_text().split()[-1] == "tar"
 
 
-@pytest.mark.parametrize("module", [copy_program, directories, unpack_program], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [copy_program, directories], ids=lambda module: module.__name__)
 def test_what_copies_cannot_start_a_program(module: object) -> None:
     tree = ast.parse(Path(str(module.__file__)).read_text())  # type: ignore[attr-defined]
     names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

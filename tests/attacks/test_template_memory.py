@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local.frozen import shared_memory, sparse_files
+from provisioner.clouds.local.frozen import memory_files
 
 MIB = 1 << 20
 FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
@@ -67,7 +67,7 @@ def test_what_machines_start_from_cannot_be_changed(
 ) -> None:
     memory = tmp_path / "memory"
     memory.write_bytes(b"a" * MIB)
-    copy = shared_memory.opened(memory, tmp_path / "holders", sparse_files.digest(memory))
+    copy = memory_files.opened(memory, tmp_path / "holders", memory_files.digest(memory))
     descriptor = os.open(f"/proc/self/fd/{copy}", os.O_RDWR) if again else copy
     with pytest.raises(OSError, match=r"fallocate|mprotect|Operation not permitted|Permission denied"):
         write(descriptor)
@@ -79,7 +79,7 @@ def test_what_machines_start_from_cannot_be_changed(
 def test_what_one_machine_writes_stays_its_own(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     memory.write_bytes(b"a" * MIB)
-    copy = shared_memory.opened(memory, tmp_path / "holders", sparse_files.digest(memory))
+    copy = memory_files.opened(memory, tmp_path / "holders", memory_files.digest(memory))
     with (
         mmap.mmap(copy, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as one,
         mmap.mmap(copy, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as other,

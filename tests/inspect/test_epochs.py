@@ -14,7 +14,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 
-from provisioner.clouds.local.frozen.scratch_qemu import MEMORY
+from provisioner.clouds.local.frozen.templates import MEMORY
 from provisioner.costs.ledger import Ledger
 from provisioner.inspect.configuration import Configuration, Machine
 from provisioner.store.environments import EnvironmentStore

@@ -22,7 +22,7 @@ from provisioner.copying import transfer
 from provisioner.environment import operations
 from provisioner.machines.connect import connect, connect_kept
 from provisioner.ssh.exchange import OUTPUT_LIMIT_BYTES
-from provisioner.ssh.kept_connection import KeptConnection
+from provisioner.ssh.openssh import KeptConnection
 from tests.command_line import CLI, answer, provisioner, started, variables
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 from tests.ports import reserved_port

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local.network import egress_rules
+from provisioner.clouds.local.network import egress
 from provisioner.clouds.local.network.egress import Counts, read
 from tests.unit.clouds.local.network import frame_maker
 from tests.waiting import BOUND_SECONDS, until
@@ -62,10 +62,8 @@ class Machine:
 
     def arp(self) -> None:
         """Asks for the gateway until it answers: then passt works."""
-        question = (
-            struct.pack("!HHBBH", 1, 0x800, 6, 4, 1) + frame_maker.MAC + socket.inet_aton(egress_rules.GUEST_ADDRESS)
-        )
-        question += bytes(6) + socket.inet_aton(egress_rules.GATEWAY)
+        question = struct.pack("!HHBBH", 1, 0x800, 6, 4, 1) + frame_maker.MAC + socket.inet_aton(egress.GUEST_ADDRESS)
+        question += bytes(6) + socket.inet_aton(egress.GATEWAY)
         self._send(b"\xff" * 6, 0x806, question)
         answer = self.receive(lambda frame: frame[12:14] == b"\x08\x06", BOUND_SECONDS)
         assert answer is not None, "no answer from the gateway"
@@ -96,7 +94,7 @@ class Machine:
         source = random.randrange(20000, 60000)
 
         plain = struct.pack("!HHIIBBHHH", source, port, 1000, 0, 0x50, 0x02, 64000, 0, 0)
-        ends = socket.inet_aton(egress_rules.GUEST_ADDRESS) + socket.inet_aton(address)
+        ends = socket.inet_aton(egress.GUEST_ADDRESS) + socket.inet_aton(address)
         summed = frame_maker.checksum(ends + struct.pack("!HH", 6, len(plain)) + plain)
         segment = plain[:16] + struct.pack("!H", summed) + plain[18:]
         self.send_frame(frame_maker.ipv4(6, address, segment))
@@ -222,18 +220,18 @@ def test_nothing_beside_the_allowlist_is_reached(host: Host) -> None:
                 "127.0.0.1",
                 "127.8.8.8",
                 "0.0.0.0",
-                egress_rules.GATEWAY,
-                egress_rules.GUEST_ADDRESS,
+                egress.GATEWAY,
+                egress.GUEST_ADDRESS,
                 "198.51.100.1",
             ):
                 assert guest.connect(address, port) != "accepted", f"{address}:{port}"
         assert guest.connect(host.address, other.port) == "silence"  # allowed, but for another network
         assert guest.connect("203.0.113.9", host.port) == "silence"
         assert guest.connect(host.address, 22) == "refused"
-        for address in (host.address, "127.0.0.1", "0.0.0.0", egress_rules.GATEWAY, "255.255.255.255"):
+        for address in (host.address, "127.0.0.1", "0.0.0.0", egress.GATEWAY, "255.255.255.255"):
             guest.datagram(address, host.port)
         assert not guest.ping(host.address)
-        assert not guest.ping(egress_rules.GATEWAY)
+        assert not guest.ping(egress.GATEWAY)
         assert host.reached() == []
         assert other.reached() == []
 
@@ -263,7 +261,7 @@ def test_full_internet_reaches_nothing_of_the_host(host: Host) -> None:
         for address in ("127.0.0.1", "127.8.8.8", "0.0.0.0", "0.1.2.3", host.address, "255.255.255.255"):
             assert guest.connect(address, host.port) == "silence", address
             guest.datagram(address, host.port)
-        assert guest.connect(egress_rules.GATEWAY, host.port) != "accepted"
+        assert guest.connect(egress.GATEWAY, host.port) != "accepted"
         assert host.reached() == []
 
 

@@ -17,7 +17,7 @@ from provisioner.base.models import Destination, Environment, Role
 from provisioner.clouds.local.network import outside_view
 from provisioner.environment import lifecycle, snapshots
 from provisioner.family.loader import load_family
-from provisioner.isolation import probes
+from provisioner.isolation import questions
 from provisioner.isolation.proof import prove_isolation
 from provisioner.machines.connect import connect
 from provisioner.session import Session
@@ -192,16 +192,16 @@ def test_more_than_promised_tears_the_environment_down(session: Session, monkeyp
     # Judge an offline environment as if its permission forbade the allowlist, and look at it from outside likewise.
     address = host_address()
     before = session.environments.all()
-    fixed, look = probes._fixed, outside_view.differences
+    fixed, look = questions._fixed, outside_view.differences
 
-    def forbidden(environment: Environment, peers: Iterable[str]) -> Iterator[probes.Probe]:
+    def forbidden(environment: Environment, peers: Iterable[str]) -> Iterator[questions.Probe]:
         return (replace(probe, expected=False) for probe in fixed(environment, peers))
 
     def without_allowlist(directory: Path, environment: Environment, role: Role) -> list[str]:
         return look(directory, environment.model_copy(update={"allowed_destinations": ()}), role)
 
     with listening(address) as (port, _):
-        monkeypatch.setattr(probes, "_fixed", forbidden)
+        monkeypatch.setattr(questions, "_fixed", forbidden)
         monkeypatch.setattr(outside_view, "differences", without_allowlist)
         allowed = Destination(cidr=f"{address}/32", port=port)
         with pytest.raises(IsolationError, match="not isolated as promised") as raised:

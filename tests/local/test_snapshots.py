@@ -30,7 +30,7 @@ import json, sys, time
 from pathlib import Path
 from provisioner.clouds.local import machine
 from provisioner.clouds.local.frozen import snapshots
-from provisioner.clouds.local.vm import disk_layers
+from provisioner.clouds.local.vm import disk
 
 directory, target = Path(sys.argv[1]), Path(sys.argv[3])
 settings, gib = json.loads(sys.argv[4]), int(sys.argv[5])
@@ -39,7 +39,7 @@ def wait(*_):
     print("stands still", flush=True)
     time.sleep(600)
 
-disk_layers.copy = wait
+disk.copy = wait
 subject = snapshots.Subject(directory, Path(sys.argv[2]), machine.described(directory, settings), gib, target)
 snapshots.freeze([subject])
 """

@@ -20,9 +20,10 @@ from provisioner.base.config import load_settings
 from provisioner.base.errors import MachineLostError
 from provisioner.base.models import BaseImage, Environment
 from provisioner.base.progress import Silence
+from provisioner.clouds.local import host
 from provisioner.clouds.local.cloud import KVM_ANSWER, LocalCloud
 from provisioner.clouds.local.frozen import templates
-from provisioner.clouds.local.vm import kvm, qemu
+from provisioner.clouds.local.vm import qemu
 from provisioner.machines.boot import BOOT_SECONDS, boot_machines
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
@@ -254,7 +255,7 @@ def test_a_machine_of_a_template_is_larger_and_reboots(session: Session, image: 
         # 16 GiB is what the template's disk has. A file system takes some of its disk for itself.
         assert 18 << 30 < int(text(connection, "df", "--output=size", "--block-size=1", "/").split()[1]) <= 19 << 30
         pid = qemu.live_pid(session.home.environments / environment.id / "primary" / "qemu.pid")
-        accelerator = "kvm" if kvm.known_answer(session.home.root / KVM_ANSWER) else "tcg"
+        accelerator = "kvm" if host.known_answer(session.home.root / KVM_ANSWER) else "tcg"
         assert f"\0-accel\0{accelerator}" in Path(f"/proc/{pid}/cmdline").read_text()
         before = text(connection, "sh", "-c", LOOK).splitlines()
         connection.run(["systemd-run", "--on-active=1", "systemctl", "reboot"])  # once this command has been answered

@@ -87,13 +87,13 @@ class Killer:
 
 def tell_of_qmp() -> None:
     """Has each command to QEMU make an audit event."""
-    ask = qemu.QMP._ask
+    execute = qemu.QMP.execute
 
-    def told(self: qemu.QMP, name: str, *others: Any) -> Any:
+    def told(self: qemu.QMP, name: str, *others: Any, **arguments: Any) -> Any:
         sys.audit("tests.qmp", name)
-        return ask(self, name, *others)
+        return execute(self, name, *others, **arguments)
 
-    qemu.QMP._ask = told  # type: ignore[method-assign,assignment]
+    qemu.QMP.execute = told  # type: ignore[method-assign,assignment]
 
 
 def passed(stderr: str) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local.vm import kvm
+from provisioner.clouds.local import host
 from tests.accelerator import accelerator
 
 
@@ -16,7 +16,7 @@ from tests.accelerator import accelerator
 def test_the_accelerators_trial_is_reported_by_every_process(tmp_path: Path, by: str, works: bool, name: str) -> None:
     answer = tmp_path / by / "kvm.json"
     answer.parent.mkdir(parents=True, exist_ok=True)
-    answer.write_text(json.dumps({"boot": kvm.BOOT_ID.read_text().strip(), "works": works}))
+    answer.write_text(json.dumps({"boot": host.BOOT_ID.read_text().strip(), "works": works}))
     assert accelerator(tmp_path).startswith(f"{name} (tried: ")
 
 

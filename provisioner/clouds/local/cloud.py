@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,12 +25,13 @@ from provisioner.clouds.cloud import (
     TerminationReason,
     TerraformType,
 )
-from provisioner.clouds.local import capture, host, images, kernel_version, machine, orphans, sizing, watchdog
+from provisioner.clouds.local import host, images, machine, orphans, sizing, watchdog
 from provisioner.clouds.local.credentials import credentials
 from provisioner.clouds.local.frozen import snapshots
 from provisioner.clouds.local.network import captures, egress, outside_view
-from provisioner.clouds.local.network.egress_rules import GATEWAY, MAX_RULES
-from provisioner.clouds.local.vm import disk, kvm, machine_logs, processes, qemu, shutdown
+from provisioner.clouds.local.network.egress import GATEWAY, MAX_RULES
+from provisioner.clouds.local.vm import disk, machine_logs, processes, qemu, shutdown
+from provisioner.clouds.local.vm.credential_port import CREDENTIALS
 from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, DEFAULT_MEMORY_GIB, MINIMUM_DISK_GIB
 from provisioner.ssh.keys import ed25519_key_pair
 from provisioner.store.files import locked, read_end, write_atomically
@@ -47,6 +48,7 @@ VERSION_SECONDS = 1.0
 HOST_KEY = "host_key.pub"
 # User networking's gateway and name server (QEMU documentation, "User mode networking").
 MANAGEMENT_GATEWAYS = ("10.0.2.2", "10.0.2.3")
+SMALLEST = MachineSize(cpus=1, memory_gib=DEFAULT_MEMORY_GIB, disk_gib=MINIMUM_DISK_GIB)
 
 
 class LocalVariables(ModuleVariables):
@@ -84,35 +86,34 @@ class LocalCloud(Cloud):
     def problems(self) -> list[tuple[str, str]]:
         """Lists what is missing to run machines here."""
         problems = host.problems()
-        if not self._machines_with_room():
-            problems.append((self._room_text(), "Free some space: `provisioner image prune`, or `image prune --all`"))
+        count, text = self._room()
+        if not count:
+            problems.append((text, "Free some space: `provisioner image prune`, or `image prune --all`"))
         return problems
 
     def notes(self) -> list[str]:
         """Lists what works, but could work better."""
-        smallest = MachineSize(cpus=1, memory_gib=DEFAULT_MEMORY_GIB, disk_gib=MINIMUM_DISK_GIB)
-        memory = sizing.memory_text([smallest], sizing.available_memory_gib())
+        memory = sizing.memory_text([SMALLEST], sizing.available_memory_gib())
         return [
-            *host.notes(self._kvm_answer),
-            self._room_text(),
+            *host.notes(self._home.root / KVM_ANSWER),
+            self._room()[1],
             f"Memory: an environment of one small machine takes {memory}.",
         ]
 
-    def _machines_with_room(self) -> int:
-        share = disk.share_bytes(MINIMUM_DISK_GIB, self._settings.disk_overcommit)
-        return disk.room(self._home.environments).bytes // share
-
-    def _room_text(self) -> str:
-        room, share = disk.room(self._home.environments), 1 / self._settings.disk_overcommit
-        return (
+    def _room(self) -> tuple[int, str]:
+        """Returns how many more of the smallest machines the host's disk has room for, and a text that says so."""
+        room, share = disk.room(self._home.environments), self._share_bytes([SMALLEST])
+        count = room.bytes // share
+        return count, (
             f"Disk: {room.free_bytes / disk.GIB:.1f} GiB free, {room.bytes / disk.GIB:.1f} GiB available to new "
-            f"machines: {self._machines_with_room()} more fit ({MINIMUM_DISK_GIB} GiB each, "
-            f"{MINIMUM_DISK_GIB * share:.1f} GiB guaranteed)."
+            f"machines: {count} more fit ({MINIMUM_DISK_GIB} GiB each, {share / disk.GIB:.1f} GiB guaranteed)."
         )
 
-    @property
-    def _kvm_answer(self) -> Path:
-        return self._home.root / KVM_ANSWER
+    def _kernel(self, image: str) -> Path:
+        return self._images.disk(image).with_name("vmlinuz")
+
+    def _kvm_works(self, image: str) -> bool:
+        return host.kvm_works(self._kernel(image), self._home.root / KVM_ANSWER)
 
     # Sizing
 
@@ -129,10 +130,9 @@ class LocalCloud(Cloud):
 
     def room(self, sizes: Mapping[Role, MachineSize]) -> str:
         """Says how much of the host's disk the machines are guaranteed, and how much is available to them now."""
-        shares = [disk.share_bytes(size.disk_gib, self._settings.disk_overcommit) for size in sizes.values()]
-        available = disk.room(self._home.environments).bytes
+        share, available = self._share_bytes(sizes.values()), disk.room(self._home.environments).bytes
         return (
-            f"{sum(shares) / disk.GIB:.1f} GiB of the host's disk guaranteed, of {available / disk.GIB:.1f} GiB "
+            f"{share / disk.GIB:.1f} GiB of the host's disk guaranteed, of {available / disk.GIB:.1f} GiB "
             f"available to new machines now; {sizing.memory_text(sizes.values(), sizing.available_memory_gib())}"
         )
 
@@ -142,9 +142,11 @@ class LocalCloud(Cloud):
 
     def capacity(self, sizes: Mapping[Role, MachineSize]) -> int:
         """Returns how many more environments fit on this host if each uses all of its memory and its share of disk."""
-        share = sum(disk.share_bytes(size.disk_gib, self._settings.disk_overcommit) for size in sizes.values())
-        on_disk = disk.room(self._home.environments).bytes // share
+        on_disk = disk.room(self._home.environments).bytes // self._share_bytes(sizes.values())
         return min(sizing.fitting(sizes.values(), sizing.available_memory_gib()), on_disk)
+
+    def _share_bytes(self, sizes: Iterable[MachineSize]) -> int:
+        return sum(disk.share_bytes(size.disk_gib, self._settings.disk_overcommit) for size in sizes)
 
     def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
         """Returns the size that every builder has, with its own disk."""
@@ -164,7 +166,7 @@ class LocalCloud(Cloud):
                 is gone.
         """
         directory = self._directory(environment, "primary")
-        capture.capture(self._images, environment.machines["primary"], directory, destination)
+        images.capture(self._images, environment.machines["primary"], directory, destination)
 
     def keep_layer(self, environment: Environment, destination: Path) -> None:
         """Copies the disk of a builder, which stands still meanwhile.
@@ -175,7 +177,7 @@ class LocalCloud(Cloud):
             ImageBuildError: as for `capture`.
         """
         directory, room = self._directory(environment, "primary"), disk.room(self._home.environments)
-        capture.copy(self._images, environment.machines["primary"], directory, destination, room.bytes)
+        images.copy(self._images, environment.machines["primary"], directory, destination, room.bytes)
 
     # Stacks
 
@@ -200,24 +202,24 @@ class LocalCloud(Cloud):
         for role, record in environment.machines.items():
             directory = self._directory(environment, role)
             host_key = ed25519_key_pair()
-            _write_credentials(directory, credentials(environment, role, host_key.private, authorized_keys[role]))
+            told = directory / CREDENTIALS
+            told.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name, value in credentials(environment, role, host_key.private, authorized_keys[role]).items():
+                (told / name).touch(mode=0o600)
+                (told / name).write_text(value)
             write_atomically(directory / HOST_KEY, host_key.public)
             _write_ttl(directory, environment)
-            kernel = self._images.disk(record.image).with_name("vmlinuz")
-            works = kvm.kvm_works(kernel, self._kvm_answer)
-            write_atomically(directory / "accelerator", "kvm" if works else "tcg")
+            write_atomically(directory / "accelerator", "kvm" if self._kvm_works(record.image) else "tcg")
             write_atomically(directory / machine.PEERS, "\n".join(set(environment.machines) - {role}))
-            is_templated = self._settings.templates and not self._is_layer(record.image)
-            wants = {machine.WANTS_TEMPLATE: is_templated, captures.WANTED: environment.recorded}
-            for name in (name for name, is_wanted in wants.items() if is_wanted):
-                write_atomically(directory / name, "")
+            # Hardly any machine will ever boot from a layer, so that a template of it would only cost time.
+            is_layer = self._images.finished(record.image) and self._images.load(record.image).kind == "layer"
+            if self._settings.templates and not is_layer:
+                write_atomically(directory / machine.WANTS_TEMPLATE, "")
+            if environment.recorded:
+                write_atomically(directory / captures.WANTED, "")
             if environment.snapshot:
                 frozen = self._snapshots.machine(environment.snapshot, role)
                 write_atomically(directory / machine.SNAPSHOT, str(frozen))
-
-    def _is_layer(self, image: str) -> bool:
-        """Whether hardly any machine will ever boot from an image, so that a template of it would only cost time."""
-        return self._images.finished(image) and self._images.load(image).kind == "layer"
 
     def _directory(self, environment: Environment, role: Role) -> Path:
         """environments/ID/ROLE: docs/reference/directory-layout.md lists what lies there."""
@@ -244,7 +246,8 @@ class LocalCloud(Cloud):
         if not qemu.paused_by_full_disk(self._directory(environment, role)):
             return ""
         with contextlib.suppress(OSError):
-            if not any(disk.fills_host(self._directory(environment, each)) for each in environment.machines):
+            directories = [self._directory(environment, each) for each in environment.machines]
+            if not any(disk.must_go(each) or disk.eviction(each) for each in directories):
                 return "the host's disk is full: QEMU paused the machine"
         return ""
 
@@ -298,8 +301,7 @@ class LocalCloud(Cloud):
             found["QEMU"] = qmp.version()
         for role, record in environment.machines.items():
             with contextlib.suppress(OSError, ValueError):
-                kernel = self._images.disk(record.image).with_name("vmlinuz")
-                found[f"kernel of the {role} machine"] = kernel_version.of(kernel)
+                found[f"kernel of the {role} machine"] = images.kernel_version(self._kernel(record.image))
         return found
 
     # Snapshots
@@ -313,9 +315,8 @@ class LocalCloud(Cloud):
                 needs[f"image of the {role} machine"] = snapshots.identity(image)
             except OSError:
                 raise UsageError(f"The image {record.image} of the {role} machine is gone.") from None
-        kernel = self._images.disk(environment.machines["primary"].image).with_name("vmlinuz")
-        works = kvm.kvm_works(kernel, self._kvm_answer)
-        return {**needs, "accelerator": "kvm" if works else "tcg", **({"processor": kvm.processor()} if works else {})}
+        works = self._kvm_works(environment.machines["primary"].image)
+        return {**needs, "accelerator": "kvm" if works else "tcg", **({"processor": host.processor()} if works else {})}
 
     def freeze(self, environment: Environment, directory: Path) -> None:
         """Freezes all machines of an environment in one moment.
@@ -324,16 +325,16 @@ class LocalCloud(Cloud):
             CapacityError: the host's disk has no room for their memory and disks.
             InfrastructureError: QEMU failed.
         """
-        subjects = {role: self._subject(environment, role, directory / role) for role in environment.machines}
+        subjects = [self._subject(environment, role, directory / role) for role in environment.machines]
         try:
-            needed, room = sum(each.needed_bytes for each in subjects.values()), disk.room(self._home.environments)
+            needed, room = sum(each.needed_bytes for each in subjects), disk.room(self._home.environments)
             if needed > room.bytes:
                 raise CapacityError(
                     f"The disk of this host has no room for a snapshot: it may take {needed / disk.GIB:.1f} GiB, "
                     f"and {room.bytes / disk.GIB:.1f} GiB are available.",
                     hint="Free some space: `provisioner snapshot remove`, `provisioner image prune`.",
                 )
-            snapshots.freeze(list(subjects.values()))
+            snapshots.freeze(subjects)
         except (OSError, subprocess.SubprocessError, qemu.QMPError) as error:
             raise InfrastructureError(f"{environment.id} could not be frozen: {error}") from error
 
@@ -400,12 +401,3 @@ class LocalCloud(Cloud):
 
 def _write_ttl(directory: Path, environment: Environment) -> None:
     write_atomically(directory / watchdog.EXPIRY, str(environment.expires_at.timestamp()))
-
-
-def _write_credentials(directory: Path, values: Mapping[str, str]) -> None:
-    target = directory / "credentials"
-    target.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name, value in values.items():
-        path = target / name
-        path.touch(mode=0o600)
-        path.write_text(value)

@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from provisioner.base.models import Environment, Role
 from provisioner.clouds.local.images import DISK_GIB
-from provisioner.clouds.local.network.egress_rules import GATEWAY, GUEST_ADDRESS, RESOLVER
+from provisioner.clouds.local.network.egress import GATEWAY, GUEST_ADDRESS, RESOLVER
 
 # As the kernel counts a disk's size.
 SECTORS_PER_GIB = (1 << 30) // 512

@@ -1,14 +1,18 @@
-"""Finds out what this host lacks to run machines, and what would make them faster."""
+"""Finds out what this host lacks to run machines, and whether its KVM works, by using it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 from provisioner.base import child_environment
-from provisioner.clouds.local.vm import kvm
+from provisioner.clouds.local.vm.processes import own_user
+from provisioner.clouds.local.vm.qemu import confined
+from provisioner.store.files import write_atomically
 
 # program -> Debian package
 PROGRAMS = {
@@ -65,7 +69,7 @@ def notes(kvm_answer: Path) -> list[str]:
         )
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         found.append("No usable /dev/kvm: machines are emulated, and several times slower. Are you in the kvm group?")
-    elif kvm.known_answer(kvm_answer) is False:
+    elif known_answer(kvm_answer) is False:
         found.append("/dev/kvm is there, but no kernel boots under it: machines are emulated, several times slower.")
     return found
 
@@ -75,3 +79,81 @@ def _works(*argv: str) -> bool:
         argv, capture_output=True, stdin=subprocess.DEVNULL, check=False, env=child_environment.for_program(os.environ)
     )
     return done.returncode == 0
+
+
+# Under working KVM, a kernel without a root file system panics about a second after its start, which ends QEMU.
+TRIAL_SECONDS = 15
+# setuid clears PR_SET_PDEATHSIG, so QEMU also runs in a PID namespace: when its init dies, the kernel kills the rest.
+_IN_A_SHELLS_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--", "sh", "-c", '"$@"; exit', "sh")
+CPU_INFO = Path("/proc/cpuinfo")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def kvm_works(kernel: Path, answer: Path) -> bool:
+    """Whether a kernel boots under KVM here. Tried once per boot of the host.
+
+    The device alone proves nothing: under some hypervisors it opens, QEMU starts, and the guest never gets anywhere.
+
+    Args:
+        kernel: a Linux kernel.
+        answer: file in which the answer is kept.
+    """
+    works = known_answer(answer)
+    if works is not None:
+        return works
+    works = _openable() and _boots(kernel)
+    write_atomically(answer, json.dumps({"boot": _boot_id(), "works": works}))
+    return works
+
+
+def known_answer(answer: Path) -> bool | None:
+    """Returns the result of the trial since the host booted; None if there was none."""
+    try:
+        trial = json.loads(answer.read_text())
+        return bool(trial["works"]) if trial["boot"] == _boot_id() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def processor() -> str:
+    """Returns the name of this host's processor and a hash of what it can do, which machines under KVM see."""
+    fields = dict.fromkeys(("model name", "flags"), "")
+    for line in CPU_INFO.read_text().partition("\n\n")[0].splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in fields:
+            fields[name.strip()] = value.strip()
+    return f"{fields['model name']}, {hashlib.sha256(fields['flags'].encode()).hexdigest()[:8]}"
+
+
+def _boot_id() -> str:
+    return BOOT_ID.read_text().strip()
+
+
+def _openable() -> bool:
+    try:
+        os.close(os.open("/dev/kvm", os.O_RDWR))
+    except OSError:
+        return False
+    return True
+
+
+def _boots(kernel: Path) -> bool:
+    user = own_user(kernel.parent)
+    argv = [
+        # A trial under broken KVM never ends by itself, and must not outlive a controller that is killed.
+        *("setpriv", "--pdeathsig", "KILL", "--"),
+        *(_IN_A_SHELLS_NAMESPACE if user else ()),
+        *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-machine", "q35,accel=kvm", "-cpu", "host", "-m", "256M", "-serial", "stdio"),
+        *("-kernel", str(kernel), "-append", "console=ttyS0 panic=-1"),
+        *confined(user),
+    ]
+    try:
+        trial = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_SECONDS, check=False,
+            env=child_environment.for_program(os.environ),
+        )  # fmt: skip
+    except (subprocess.TimeoutExpired, OSError):
+        return False
+    # QEMU returns 0 when a signal ends it, too.
+    return trial.returncode == 0 and b"Linux version" in trial.stdout

@@ -1,6 +1,7 @@
-"""Builds the local cloud's base images: Debian 12 and 13 from packages, by mmdebstrap. Root is not needed.
+"""Makes the local cloud's images: base images (Debian 12 and 13), and layers over them from builders' disks.
 
-The disks hold only the file system. Kernel and initrd lie beside them, since QEMU starts the kernel itself.
+mmdebstrap builds the base images from packages, without root. Their disks hold only the file system. Kernel and initrd
+lie beside them, since QEMU starts the kernel itself.
 """
 
 from __future__ import annotations
@@ -8,18 +9,23 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import struct
 import subprocess
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from provisioner.base import child_environment
 from provisioner.base.clock import now
-from provisioner.base.errors import HostError, ImageBuildError
-from provisioner.base.models import BaseImage, Distribution, Role
+from provisioner.base.errors import CapacityError, HostError, ImageBuildError, InfrastructureError
+from provisioner.base.models import BaseImage, Distribution, MachineRecord, Role
+from provisioner.base.printable import beginning, printable
 from provisioner.base.progress import Progress
 from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, guest_programs, packages
+from provisioner.clouds.local.frozen import snapshots
+from provisioner.clouds.local.vm import disk, qemu
 from provisioner.store import images
+from provisioner.store.files import sync
 from provisioner.store.images import Image, ImageStore
 
 SUITES: dict[Distribution, str] = {"debian-12": "bookworm", "debian-13": "trixie"}
@@ -72,32 +78,23 @@ def base_image(store: ImageStore, base: BaseImage, ca_bundle: Path | None, progr
     version = digest(base.distribution, ca_bundle)
     kinds = [base.model_copy(update={"role": role}) for role in ROLES[base.distribution]]
     names: dict[Role, str] = {kind.role: f"{kind.label}-{version}" for kind in kinds}
-    if not all(store.finished(name) for name in names.values()):
-        _build_base_images(store, base.distribution, version, names, ca_bundle, progress)
+
+    def missing() -> list[Role]:
+        return [role for role, name in names.items() if not store.finished(name)]
+
+    if missing():
+        with store.building(f"base-{version}", progress) as directory:
+            if directory is not None and missing():
+                progress.note(f"Building the base images of {base.distribution} (only once; takes some minutes)")
+                installed = build(base.distribution, directory, ca_bundle, progress.output)
+                for role in missing():
+                    finished = directory / role
+                    finished.mkdir(mode=0o700)
+                    (directory / f"{role}.raw").rename(finished / "disk.raw")
+                    for file_name in (*BOOT_FILES, "build.log"):
+                        os.link(directory / file_name, finished / file_name)
+                    store.finish(Image(name=names[role], kind="base", created_at=now(), packages=installed), finished)
     return names[base.role]
-
-
-def _build_base_images(
-    store: ImageStore,
-    distribution: Distribution,
-    version: str,
-    names: Mapping[Role, str],
-    ca_bundle: Path | None,
-    progress: Progress,
-) -> None:
-    with store.building(f"base-{version}", progress) as directory:
-        if directory is None or all(store.finished(name) for name in names.values()):
-            return
-        progress.note(f"Building the base images of {distribution} (only once; takes some minutes)")
-        installed = build(distribution, directory, ca_bundle, progress.output)
-        for role, name in names.items():
-            finished = directory / role
-            finished.mkdir(mode=0o700)
-            (directory / f"{role}.raw").rename(finished / "disk.raw")
-            for file_name in (*BOOT_FILES, "build.log"):
-                os.link(directory / file_name, finished / file_name)
-            if not store.finished(name):
-                store.finish(Image(name=name, kind="base", created_at=now(), packages=installed), finished)
 
 
 def build(
@@ -201,3 +198,100 @@ def _run(argv: list[str], directory: Path, tell: Callable[[str], None]) -> None:
             hint="Is Debian's archive reachable from here? `provisioner doctor` checks this machine.",
             details="".join(lines),
         )
+
+
+def capture(store: ImageStore, builder: MachineRecord, directory: Path, destination: Path) -> None:
+    """Moves the disk of a builder that is powered off.
+
+    Args:
+        builder: the machine.
+        directory: the machine's.
+        destination: the image's directory.
+
+    Raises:
+        ImageBuildError: the builder's disk is not what it must be, as after an attack on its QEMU, or its template is
+            gone.
+    """
+    layer = directory / disk.OVERLAY
+    try:
+        base = _put_over_base(store, builder, directory, layer)
+    except disk.UNUSABLE as error:
+        raise _unusable(error) from error
+    captured = destination / disk.OVERLAY
+    layer.rename(captured)
+    _complete(captured, base)
+
+
+def copy(store: ImageStore, builder: MachineRecord, directory: Path, destination: Path, room_bytes: int) -> None:
+    """Copies the disk of a builder that runs. It stands still meanwhile.
+
+    Args:
+        room_bytes: what the copy may take.
+
+    Raises:
+        CapacityError: it would take more.
+        InfrastructureError: QEMU or the copy failed.
+        ImageBuildError: as for `capture`.
+    """
+    copied = destination / disk.OVERLAY
+    try:
+        layers = (directory / disk.OVERLAY, disk.noted_below(directory))
+        needed = sum(each.stat().st_blocks * 512 for each in layers if each.suffix != ".raw")
+        if needed > room_bytes:
+            raise CapacityError(f"The disk of this host has no room for another {needed / disk.GIB:.1f} GiB.")
+        with snapshots.held(directory) as qmp:
+            qmp.execute("stop")  # QEMU then writes what it has not written yet
+            disk.copy(directory / disk.OVERLAY, copied)
+        _complete(copied, _put_over_base(store, builder, directory, copied))
+    except (disk.UntrustworthyLayerError, disk.ReplacedBelowError) as error:
+        raise _unusable(error) from error
+    except (OSError, subprocess.SubprocessError, qemu.QMPError) as error:  # such as a disk that became full meanwhile
+        raise InfrastructureError(f"The builder's disk could not be copied: {error}") from error
+
+
+def _put_over_base(store: ImageStore, builder: MachineRecord, directory: Path, layer: Path) -> Path:
+    """Makes a builder's disk a layer over its base image alone, whose disk it returns."""
+    name, base = builder.image, store.disk(builder.image)
+    while base.suffix != ".raw" and (below := store.load(name).base):
+        name, base = below, store.disk(below)
+    disk.put_over(layer, disk.noted_below(directory), base, builder.size.disk_gib)
+    return base
+
+
+def _unusable(error: Exception) -> ImageBuildError:
+    return ImageBuildError(f"The builder's disk is not used: {error}.", hint="Build the image again.")
+
+
+def _complete(image: Path, base: Path) -> None:
+    """Gives a disk a relative path to its base, puts what boots beside it, and has the host's disk take it."""
+    disk.name_base(image, f"../{base.parent.name}/{base.name}")
+    for file_name in BOOT_FILES:
+        os.link(base.parent / file_name, image.parent / file_name)
+    sync(image)
+
+
+# Linux, Documentation/arch/x86/boot.rst: a signature, and a pointer to the version less 0x200.
+SIGNATURE, SIGNATURE_AT = b"HdrS", 0x202
+POINTER_AT, POINTER_LESS = 0x20E, 0x200
+# The version stands in the boot sector's setup code, which has at most 64 sectors.
+READ_BYTES = 64 << 10
+CHARACTERS = 100
+
+
+def kernel_version(kernel: Path) -> str:
+    """Returns the release of an x86 kernel, such as 6.1.0-37-cloud-amd64.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it says no version.
+    """
+    with kernel.open("rb") as file:
+        header = file.read(READ_BYTES)
+    if header[SIGNATURE_AT : SIGNATURE_AT + len(SIGNATURE)] != SIGNATURE:
+        raise ValueError(f"{kernel} is no x86 kernel")
+    [pointer] = struct.unpack_from("<H", header, POINTER_AT)
+    at = pointer + POINTER_LESS
+    words = header[at : at + CHARACTERS].partition(b"\0")[0].decode(errors="replace").split()
+    if not pointer or not words:
+        raise ValueError(f"{kernel} says no version")
+    return beginning(printable(words[0]), CHARACTERS)

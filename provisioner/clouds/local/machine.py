@@ -11,7 +11,6 @@ machine that it resumes from instead. The controller wrote these there, so no ke
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import resource
@@ -22,19 +21,19 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from provisioner.base import child_environment
 from provisioner.base.progress import NOTE_OF_A_PROGRAM
-from provisioner.clouds.local.frozen import sparse_files, templates
+from provisioner.clouds.local.frozen import memory_files, templates
 from provisioner.clouds.local.network import captures, egress
 from provisioner.clouds.local.network.egress import start_program
-from provisioner.clouds.local.vm import confinement, credential_port, disk, disk_layers, machine_logs, qemu, shutdown
+from provisioner.clouds.local.vm import confinement, credential_port, disk, machine_logs, qemu, shutdown
 from provisioner.clouds.local.vm.processes import own_user
-from provisioner.store.files import openers, read_end
+from provisioner.store.files import locked, openers, read_end
 
 # QEMU opens its control socket in well under a second; on a busy host it may take longer.
 QMP_SECONDS = 60
@@ -77,21 +76,14 @@ def main() -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def _locked(directory: Path) -> contextlib.AbstractContextManager[None]:
     """Holds the machine's lock, so that a late start cannot slip behind a destroy."""
-    with (directory.parent / f"{directory.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _settings() -> Any:
-    return json.loads(os.environ["PROVISIONER_MACHINE"])
+    return locked(directory.with_name(f"{directory.name}.lock"), make_parents=False)
 
 
 def _start(directory: Path) -> None:
     """Starts QEMU and writes endpoint.json. A machine that already runs is left as it is."""
-    settings = _settings()
+    settings = json.loads(os.environ["PROVISIONER_MACHINE"])
     image = Path(settings["image"])
     launch = described(directory, settings)
     template, origin = None, BOOT
@@ -105,10 +97,13 @@ def _start(directory: Path) -> None:
         if not (directory / credential_port.CREDENTIALS).is_dir():
             raise MachineError("it has no credentials: it was destroyed, or the controller never prepared it")
         os.chdir(directory)
+        credentials = Path(credential_port.CREDENTIALS)
         if qemu.live_pid(Path("qemu.pid")) is None or not Path(ORIGIN).exists():
             _end_all(Path())  # a start that was cut short may have left a machine that does not run
             Path(ORIGIN).unlink(missing_ok=True)
-            _complete_credentials(settings["public_key"])
+            # What the controller does not say: its own key as root's, and the machine's id.
+            (credentials / "authorized_keys.root").write_text(settings["public_key"].strip() + "\n")
+            (credentials / "machine_id").write_text(uuid.uuid4().hex + "\n")
             if frozen:
                 origin = COPY
                 _resume(settings, launch, frozen)
@@ -118,17 +113,17 @@ def _start(directory: Path) -> None:
                 _launch(settings, launch, image)
             Path(ORIGIN).write_text(" ".join(origin.split())[:ORIGIN_CHARACTERS])
         with _running_qemu() as qmp:
-            usernet = qmp.monitor("info usernet")
+            port = qemu.forwarded_port(qmp.monitor("info usernet"))
+        address = credentials / "private_address"  # there is none if it is alone in its environment
         endpoint = {
             "host": "127.0.0.1",
-            "port": qemu.forwarded_port(usernet),
+            "port": port,
             "pidfile": "qemu.pid",
-            "private_address": _private_address(),
+            "private_address": address.read_text().split("/")[0] if address.exists() else None,
             "origin": Path(ORIGIN).read_text(),
         }
-        temporary = Path("endpoint.json.new")
-        temporary.write_text(json.dumps(endpoint))
-        temporary.rename("endpoint.json")
+        Path("endpoint.json.new").write_text(json.dumps(endpoint))
+        Path("endpoint.json.new").rename("endpoint.json")
 
 
 def _note(text: str) -> None:
@@ -137,11 +132,7 @@ def _note(text: str) -> None:
 
 
 def _snapshot(directory: Path, launch: qemu.Launch) -> templates.Template | None:
-    """Returns the frozen machine that this one resumes from; None if it boots.
-
-    Raises:
-        MachineError: it is not whole, or not ours.
-    """
+    """Returns the frozen machine that this one resumes from, if it is whole and ours; None if it boots."""
     try:
         frozen = templates.Template(Path((directory / SNAPSHOT).read_text()))
     except FileNotFoundError:
@@ -172,38 +163,18 @@ def described(directory: Path, settings: Mapping[str, Any]) -> qemu.Launch:
     )
 
 
-def _private_address() -> str | None:
-    try:
-        return Path("credentials/private_address").read_text().split("/")[0]
-    except FileNotFoundError:
-        return None  # it is alone in its environment
-
-
-def _complete_credentials(public_key: str) -> None:
-    """Adds what the controller does not say: its own key as root's, and the machine's id."""
-    credentials = Path(credential_port.CREDENTIALS)
-    (credentials / "authorized_keys.root").write_text(public_key.strip() + "\n")
-    (credentials / "machine_id").write_text(uuid.uuid4().hex + "\n")
-
-
 def _start_from_template(settings: dict[str, Any], launch: qemu.Launch, template: templates.Template) -> str:
-    """Starts the machine from a template. One that does not serve is thrown away, and nothing of the machine is left.
-
-    Returns:
-        how the machine has to start, or has started.
-    """
+    """Starts the machine from a template, or discards one that does not serve; returns its origin."""
+    taken, prepared = Path(credential_port.TAKEN), Path(credential_port.CREDENTIALS).is_dir
     try:
         _resume(settings, launch, template)
-        taken, credentials = Path(credential_port.TAKEN), Path(credential_port.CREDENTIALS)
-        _wait(
-            lambda: taken.exists() or qemu.live_pid(Path("qemu.pid")) is None or not credentials.is_dir(), TAKE_SECONDS
-        )
+        _wait(lambda: taken.exists() or qemu.live_pid(Path("qemu.pid")) is None or not prepared(), TAKE_SECONDS)
         if not taken.exists():
             raise MachineError("the machine did not take its credentials")
     except (MachineError, OSError, subprocess.SubprocessError, qemu.QMPError) as error:
-        at_fault = Path(OPEN_FILE).exists() or isinstance(error, sparse_files.DamagedError)
+        at_fault = Path(OPEN_FILE).exists() or isinstance(error, memory_files.DamagedError)
         _end_all(Path())
-        if not Path(credential_port.CREDENTIALS).is_dir():
+        if not prepared():
             raise MachineError("it was destroyed while it started") from error
         if not at_fault:  # the host has no memory for it, or another process has removed it
             return f"{BOOT}: the template could not be used: {error}"
@@ -219,7 +190,7 @@ def _running_qemu() -> qemu.QMP:
 def _resume(settings: dict[str, Any], launch: qemu.Launch, template: templates.Template) -> None:
     """Starts QEMU with the state of a frozen machine, which resumes."""
     with templates.opened(template) as (memory, state):
-        shutil.copyfile(template.console, machine_logs.SERIAL)  # the new console continues it
+        shutil.copyfile(template.directory / templates.CONSOLE, machine_logs.SERIAL)  # the new console continues it
         frozen = replace(launch, memory=f"/proc/self/fd/{memory}", frozen=True)
         watchdog = _launch(settings, frozen, template.disk, (memory, state))
         templates.add_holder(template, watchdog, memory)
@@ -232,15 +203,8 @@ def _resume(settings: dict[str, Any], launch: qemu.Launch, template: templates.T
 
 
 def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: tuple[int, ...] = ()) -> int:
-    """Starts QEMU, its watchdog, and the egress proxy if the machine may reach anything.
-
-    Args:
-        lower: the disk that the machine's own is a layer over.
-        files: descriptors that QEMU needs, and the watchdog keeps open.
-
-    Returns:
-        the watchdog's pid.
-    """
+    """Starts QEMU over a lower disk, with its watchdog, whose pid it returns, and with the egress proxy if the machine
+    may reach anything. The watchdog keeps the files open, too."""
     allowed: list[dict[str, Any]] = settings["allowed_destinations"]
     internet: socket.socket | None = None
     kept = files
@@ -250,8 +214,8 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
             egress.start(theirs, None if settings["full_internet"] else allowed)
         launch = replace(launch, internet_fd=internet.fileno())
         files = (*files, internet.fileno())
-    disk_layers.create(Path(disk.OVERLAY), lower, None if launch.frozen else int(settings["disk_gib"]))
-    disk_layers.note_below(Path(), lower)
+    disk.create(Path(disk.OVERLAY), lower, None if launch.frozen else int(settings["disk_gib"]))
+    disk.note_below(Path(), lower)
     shutdown.prepare(Path())
     Path(credential_port.TAKEN).unlink(missing_ok=True)
     # Before QEMU: the machine must never run without its watchdog.
@@ -261,7 +225,7 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
     with (
         Path("qemu.log").open("ab") as log,
         Path(OPEN_FILE).open("wb") as inherited,
-        disk_layers.opened(Path(disk.OVERLAY)) as layer,
+        disk.opened(Path(disk.OVERLAY)) as layer,
     ):
         if launch.frozen and not Path(credential_port.CREDENTIALS).is_dir():
             raise MachineError("it was destroyed while it started")
@@ -331,11 +295,7 @@ def destroy(directory: Path) -> None:
 
 
 def _end_all(directory: Path) -> None:
-    """Ends QEMU and the egress proxy: each of them even if another does not end.
-
-    Raises:
-        MachineError, OSError: one of them did not end.
-    """
+    """Ends QEMU and the egress proxy: each of them even if another does not end, which it then raises."""
     errors: list[MachineError | OSError] = []
     for find in (
         lambda: qemu.live_pid(directory / "qemu.pid"),

@@ -8,7 +8,6 @@ over can change its working directory and its arguments, so each machine's direc
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,8 +50,12 @@ def clear(home: Home, environment: str) -> None:
     try:
         errors = []
         for pid in _processes(home, environment).get(environment, {}):
+
+            def running(pid: int = pid) -> int | None:
+                return pid if pid in _processes(home, environment).get(environment, {}) else None
+
             try:
-                machine.end(functools.partial(_still_running, home, environment, pid))
+                machine.end(running)
             except (machine.MachineError, OSError) as error:
                 errors.append(str(error))
         if errors:
@@ -60,10 +63,6 @@ def clear(home: Home, environment: str) -> None:
         remove_tree(home.environments / environment)
     except OSError as error:
         raise InfrastructureError(f"{environment}: {error}") from error
-
-
-def _still_running(home: Home, environment: str, pid: int) -> int | None:
-    return pid if pid in _processes(home, environment).get(environment, {}) else None
 
 
 def _processes(home: Home, only: str = "*") -> dict[str, dict[int, str]]:

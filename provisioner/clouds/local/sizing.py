@@ -93,7 +93,6 @@ def check_machine_fits(
     *,
     host_memory_gib: float,
     host_cpus: int | None = None,
-    host_architecture: str = "x64",
     gpu: bool = False,
     spec: VMSpec | None = None,
 ) -> None:
@@ -103,7 +102,6 @@ def check_machine_fits(
         size: the machine's size.
         host_memory_gib: the host's memory in GiB.
         host_cpus: the number of the host's CPUs; by default, those that this process sees.
-        host_architecture: `x64` or `arm64`, in the Task Standard's words.
         gpu: whether a primary machine asks for a GPU.
         spec: the aux VM's spec; None for a primary machine.
 
@@ -119,9 +117,9 @@ def check_machine_fits(
         raise UnavailableError(
             "The aux VM asks for ubuntu-20.04-cuda, which exists only on AWS.", hint=_ELSEWHERE, settings=("cloud",)
         )
-    if spec and spec.cpu_architecture not in (None, host_architecture):
+    if spec and spec.cpu_architecture not in (None, "x64"):
         raise UnavailableError(
-            f"The aux VM asks for an {spec.cpu_architecture} CPU, and this host's is {host_architecture}.",
+            f"The aux VM asks for an {spec.cpu_architecture} CPU, and this host's is x64.",
             hint=_ELSEWHERE,
             settings=("cloud",),
         )

@@ -67,10 +67,9 @@ def main() -> int:
             disk.evict(directory, partial(_end, pidfile, watched))
         else:
             seen = True
-            _end_pause(directory)
-            if time.monotonic() - asked_at > RESUME_SECONDS:
-                _resume(directory)
-                asked_at = time.monotonic()
+            is_due = time.monotonic() - asked_at > RESUME_SECONDS
+            _resume(directory, is_due)
+            asked_at = time.monotonic() if is_due else asked_at
             pause = START_PAUSE_SECONDS if not port.connect() else LOOK_SECONDS
             _wait_for(pid, port, min(seconds_left, captures.FAST_LOOK_SECONDS if grows_fast else pause))
             port.serve()
@@ -89,24 +88,12 @@ def _opened(pid: int, pidfile: Path) -> int | None:
 
 
 def _is_over(watched: int | None, seconds_left: float | None, *, may_start: bool) -> bool:
-    """Returns whether the watchdog has nothing more to watch, where its directory names no QEMU that lives.
-
-    Args:
-        watched: descriptor of the QEMU that was seen before.
-        seconds_left: until the machine expires; None if there is no expiry any more, and so no directory.
-        may_start: whether QEMU may be about to start.
-    """
-    if seconds_left is None or seconds_left <= 0 or _fills_disk():
+    """Returns whether there is nothing more to watch: no QEMU lives, nor may be about to start."""
+    # If the host's disk is nearly full, too: no other watchdog counts a QEMU that no directory names.
+    if seconds_left is None or seconds_left <= 0 or disk.nearly_full(Path.cwd()):
         _kill(watched)
     lives = watched is not None and not select.select([watched], [], [], 0)[0]
     return seconds_left is None or not (may_start or lives)
-
-
-def _fills_disk() -> bool:
-    """Whether the host's disk is nearly full: a QEMU that nothing names is counted by no other watchdog."""
-    with contextlib.suppress(OSError):
-        return disk.nearly_full(Path.cwd())
-    return False
 
 
 def _kill(watched: int | None) -> None:
@@ -132,18 +119,15 @@ def _must_go(directory: Path) -> bool:
     return False
 
 
-def _resume(directory: Path) -> None:
-    """Resumes a machine that QEMU has paused because the host's disk was full, once that is so no more."""
-    # A QEMU that is busy with another client, or the system itself, may have a better answer the next time.
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, qemu.QMPError):
-        if not disk.nearly_full(directory):
-            qemu.resume_after_full_disk(directory, ANSWER_SECONDS)
-
-
-def _end_pause(directory: Path) -> None:
-    """Resumes a machine whose freezing process died while the machine was paused."""
-    with contextlib.suppress(OSError, ValueError, qemu.QMPError):  # the next round tries again
+def _resume(directory: Path, after_full_disk: bool) -> None:
+    """Resumes a machine whose freezing process died, or that QEMU paused while the host's disk was full."""
+    # Where QEMU is busy with another client, or the system itself, a later round tries again.
+    with contextlib.suppress(OSError, ValueError, qemu.QMPError):
         snapshots.end_if_abandoned(directory, ANSWER_SECONDS)
+        if after_full_disk and not disk.nearly_full(directory):
+            with qemu.QMP(directory, ANSWER_SECONDS) as qmp:
+                if qmp.status() == qemu.FULL_DISK:
+                    qmp.execute("cont")  # QEMU then repeats what it could not write
 
 
 def _seconds_left() -> float | None:

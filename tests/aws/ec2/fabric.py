@@ -18,7 +18,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
-from provisioner.clouds.local.network import egress_rules
+from provisioner.clouds.local.network import egress
 from tests.aws.ec2 import packets
 from tests.aws.ec2.network import ICMP, TCP, UDP, Flow, Interface, Network, answers_dns, reachability
 from tests.aws.ec2.packets import Packet
@@ -26,7 +26,7 @@ from tests.aws.ec2.packets import Packet
 METADATA = IPv4Address("169.254.169.254")
 LINK_LOCAL = IPv4Network("169.254.0.0/16")
 # The address that passt forwards to the host's resolver (TEST-NET-2: never a real host).
-RESOLVER = IPv4Address(egress_rules.RESOLVER)
+RESOLVER = IPv4Address(egress.RESOLVER)
 SSH_PORT = 22
 DHCP_SERVER_PORT = 67
 MAX_FLOWS = 1 << 16
@@ -83,7 +83,7 @@ class Fabric:
         self._directory = directory
         self._silent_when_off = silent_when_off
         self._network = Network()
-        self._forbidden: tuple[IPv4Network, ...] = egress_rules.NEVER
+        self._forbidden: tuple[IPv4Network, ...] = egress.NEVER
         self._cards: dict[str, Card] = {}
         self._flows: dict[str, OrderedDict[_FlowKey, None]] = {}
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
@@ -92,7 +92,7 @@ class Fabric:
 
     def update(self, network: Network) -> None:
         """Applies new rules from now on."""
-        self._forbidden = (*egress_rules.NEVER, *egress_rules.host_networks(Path("/proc/net/fib_trie").read_text()))
+        self._forbidden = (*egress.NEVER, *egress.host_networks(Path("/proc/net/fib_trie").read_text()))
         self._network = network
 
     def attach(

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
-from provisioner.clouds.local.vm import kvm, qemu
+from provisioner.clouds.local import host
+from provisioner.clouds.local.vm import qemu
 from tests.aws.ec2.packets import ROUTER_MAC
 
 KILL_SECONDS = 10
@@ -154,7 +155,7 @@ class Machine:
 
     def _qemu_command(self, strings: list[str], card: int, power: int) -> list[str]:
         hardware = self.hardware
-        accelerated = kvm.kvm_works(hardware.kernel, hardware.kernel.with_name("kvm.json"))
+        accelerated = host.kvm_works(hardware.kernel, hardware.kernel.with_name("kvm.json"))
         machine_id = self.directory.name.removeprefix("i-").rjust(32, "0")
         boot = f"root=/dev/vda rw console=ttyS0 systemd.machine_id={machine_id}"
         boot += f" {_QUICK}" if hardware.seed else ""

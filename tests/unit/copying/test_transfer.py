@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 import pytest
 
 from provisioner.base.errors import HostError, TaskError, UsageError
-from provisioner.copying import transfer, tree_writer
-from provisioner.copying.copy_program import PIECE_BYTES
-from tests.unit.fakes.copies import HostileMachine, ThisHost, file, pieces, tree
+from provisioner.base.frames import frame
+from provisioner.copying import transfer, trees
+from provisioner.copying.copy_program import PIECE_BYTES, PROGRAM, SKIPPED
+from tests.unit.fakes.copies import HostileMachine, ThisHost, directory, file, pieces, tree
 
 
 @pytest.fixture
@@ -68,6 +69,29 @@ def test_a_file_is_copied_down_into_a_directory_or_over_a_file(
     assert sorted(contents(inside)) == ["deep", "deep/$(id)", "deep/ä b", "program"]
 
 
+TREE = tree(
+    file(b"a"),
+    directory("ä".encode(), frame(SKIPPED, b"link"), directory(b"c", file(b"d", b""))),
+    frame(SKIPPED, b"\xff\x1b"),
+    file(b"e", b"x" * PIECE_BYTES, PROGRAM),
+)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 1000, 1 << 20], ids=str)
+def test_a_tree_is_read_however_it_is_cut(inside: Path, size: int) -> None:
+    done = transfer.download(HostileMachine(pieces(TREE, size)).connection, "/top", inside)
+    assert done == transfer.Downloaded(3, ("top/ä/link", "top/\\xff\\x1b"), 2)
+    found = {"top": None, "top/a": b"content", "top/ä": None, "top/ä/c": None, "top/ä/c/d": b""}
+    assert contents(inside) == {**found, "top/e": b"x" * PIECE_BYTES}
+    assert [os.access(inside / "top" / name, os.X_OK) for name in ("a", "e")] == [False, True]
+
+
+def test_only_some_of_many_skipped_paths_are_kept(inside: Path) -> None:
+    machine = HostileMachine(pieces(tree(*[frame(SKIPPED, b"link")] * 5000)))
+    done = transfer.download(machine.connection, "/top", inside)
+    assert (done.skipped_count, len(done.skipped)) == (5000, trees.MAX_SKIPPED_NAMED)
+
+
 def test_what_is_not_copied_is_named(origin: Path, inside: Path) -> None:
     (origin / "deep" / "link").symlink_to("/etc")
     (origin / "new\nline").touch()
@@ -113,17 +137,17 @@ def test_what_cannot_be_sent_is_said_with_the_machines_words(origin: Path, insid
     assert contents(inside) == {}
 
 
-def test_a_tree_above_the_limit_is_refused_while_it_arrives(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("provisioner.copying.tree_reader.LIMIT_BYTES", 100_000)
-    with pytest.raises(TaskError, match="larger than"):
+@pytest.mark.parametrize(
+    ("limit", "value", "error", "says"),
+    [("LIMIT_BYTES", 100_000, TaskError, "larger than"), ("FREE_BYTES", 1 << 60, HostError, "does not fit")],
+    ids=["too-large", "full-disk"],
+)
+def test_a_tree_above_a_limit_is_refused_while_it_arrives(
+    inside: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, error: type[Exception], says: str
+) -> None:
+    monkeypatch.setattr(trees, limit, value)
+    with pytest.raises(error, match=says):
         transfer.download(HostileMachine(pieces(tree(file(b"a", b"x" * 200_000)))).connection, "a", inside)
-    assert contents(inside) == {}
-
-
-def test_a_nearly_full_disk_is_not_filled(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_writer, "FREE_BYTES", 1 << 60)
-    with pytest.raises(HostError, match="does not fit"):
-        transfer.download(HostileMachine(pieces(tree(file(b"a")))).connection, "a", inside)
     assert contents(inside) == {}
 
 

@@ -18,10 +18,10 @@ from provisioner.machines import connect
 from provisioner.machines.connect import connect_kept, end_kept
 from provisioner.machines.destroy import destroy_machines
 from provisioner.session import Session
-from provisioner.ssh import kept_connection
+from provisioner.ssh import openssh
 from provisioner.ssh.connection import Connection
-from provisioner.ssh.kept_connection import KeptConnection
 from provisioner.ssh.keys import ed25519_key_pair
+from provisioner.ssh.openssh import KeptConnection
 from tests.kept import be_patient, keepers
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.sshd import Sshd
@@ -81,8 +81,8 @@ def test_a_keeper_has_nothing_of_the_commands_own(
     assert os.getsid(keeper) != os.getsid(0)
     assert b"secret" not in Path(f"/proc/{keeper}/environ").read_bytes()
     limits = Path(f"/proc/{keeper}/limits").read_text()
-    assert limits.split("Max data size")[1].split()[0] == str(kept_connection.MEMORY_BYTES)
-    assert limits.split("Max cpu time")[1].split()[0] == str(kept_connection.CPU_SECONDS)
+    assert limits.split("Max data size")[1].split()[0] == str(openssh.MEMORY_BYTES)
+    assert limits.split("Max cpu time")[1].split()[0] == str(openssh.CPU_SECONDS)
     for name in ("connection-primary", "connection-primary.control"):
         assert (directory / name).stat().st_mode & 0o777 == 0o600
 
@@ -122,7 +122,7 @@ def test_a_kept_connection_without_answers_is_not_used(
     session: Session, running: Environment, sshd: Sshd, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(session, running, "true")
-    monkeypatch.setattr(kept_connection, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(openssh, "ANSWER_SECONDS", 0.2)
     [keeper] = keepers(directory)
     os.kill(keeper, signal.SIGSTOP)
     try:
@@ -193,7 +193,7 @@ def test_another_host_key_is_refused_before_ours_is_offered(
 def test_an_unused_connection_ends_even_if_the_home_is_gone(
     session: Session, running: Environment, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_connection, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(openssh, "IDLE_SECONDS", 1)
     moved = directory.with_name("moved")
 
     def move(_: bytes) -> None:
@@ -226,7 +226,7 @@ def test_a_connection_that_cannot_end_keeps_no_environment(
 ) -> None:
     run(session, running, "true")
     [keeper] = keepers(directory)
-    monkeypatch.setattr(kept_connection, "LOCAL_SECONDS", 0.2)
+    monkeypatch.setattr(openssh, "LOCAL_SECONDS", 0.2)
     os.kill(keeper, signal.SIGSTOP)
     try:
         lifecycle.destroy(session, running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -15,15 +16,17 @@ from typing import IO, Any, cast
 
 import pytest
 from paramiko import pipe as pipes
+from paramiko.common import OPEN_FAILED_CONNECT_FAILED
 from paramiko.pipe import PosixPipe
 
-from provisioner.base.errors import CommandTimeoutError, MachineLostError, UsageError
+from provisioner.base.errors import CommandTimeoutError, MachineLostError, NotStartedError, UsageError
 from provisioner.base.models import Endpoint
 from provisioner.copying.transfer import download, upload
-from provisioner.ssh.connection import Connection
-from provisioner.ssh.exchange import BoundedBuffer
+from provisioner.ssh import connection as ssh
+from provisioner.ssh.connection import Connection, answering_socket
 from provisioner.ssh.keys import Login, ed25519_key_pair
 from tests.ports import reserved_port
+from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.sshd import Sshd
 from tests.waiting import BOUND_SECONDS, until
@@ -104,33 +107,17 @@ def test_a_connection_lost_during_input_raises_machine_lost(server: Sshd, connec
 
 
 def test_output_arrives_at_once_and_within_bounds(connection: Connection) -> None:
-    received: dict[str, bytes] = {"out": b"", "err": b""}
-
-    def listen(name: str) -> Callable[[bytes], None]:
-        def take(data: bytes) -> None:
-            received[name] += data
-
-        return take
-
+    out, err = bytearray(), bytearray()
     script = "head -c 100000 /dev/zero | tr '\\0' a; echo end; head -c 50000 /dev/zero | tr '\\0' b >&2"
-    done = connection.run(sh(script), on_stdout=listen("out"), on_stderr=listen("err"), limit_bytes=1000)
-    assert (len(received["out"]), len(received["err"])) == (100_004, 50_000)
+    done = connection.run(sh(script), on_stdout=out.extend, on_stderr=err.extend, limit_bytes=1000)
+    assert (len(out), len(err)) == (100_004, 50_000)
     assert done.stdout.startswith(b"a" * 500 + b"\n[... 99004 bytes cut out ...]\n")
     assert done.stdout.endswith(b"aend\n"[1:])
     assert len(done.stderr) < 1100
 
 
-def test_an_exception_from_a_listener_ends_the_command(connection: Connection) -> None:
-    def refuse(_: bytes) -> None:
-        raise Stop
-
-    with pytest.raises(Stop):
-        connection.run(sh("echo one; exec sleep 1000"), on_stdout=refuse)
-    assert connection.run(["true"]).exit_code == 0
-
-
 @pytest.mark.parametrize(
-    "error", [BrokenPipeError("stdout"), EOFError("stdin"), ConnectionResetError("peer")], ids=["pipe", "end", "reset"]
+    "error", [Stop(), BrokenPipeError("stdout"), EOFError("stdin"), ConnectionResetError("peer")], ids=repr
 )
 @pytest.mark.parametrize("stream", ["on_stdout", "on_stderr"])
 def test_a_listeners_exception_is_no_lost_connection(connection: Connection, error: Exception, stream: str) -> None:
@@ -182,14 +169,15 @@ def test_output_during_a_close_breaks_no_connection(
     assert connection.active
 
 
-def test_the_checks_exception_is_no_lost_connection(login: Login) -> None:
+@pytest.mark.parametrize("error", [Stop, BrokenPipeError])
+def test_the_checks_exception_ends_the_wait_and_is_no_lost_connection(login: Login, error: type[Exception]) -> None:
     has_output = threading.Event()
 
     def check() -> None:
         if has_output.is_set():
-            raise BrokenPipeError
+            raise error
 
-    with Connection(login, check=check) as connection, pytest.raises(BrokenPipeError):
+    with Connection(login, check=check) as connection, pytest.raises(error):
         connection.run(sh("echo one; exec sleep 1000"), on_stdout=lambda _: has_output.set())
 
 
@@ -232,17 +220,6 @@ def test_a_connection_lost_during_a_command_raises_machine_lost(server: Sshd, co
         connection.run(["true"])
 
 
-def test_an_exception_from_the_check_ends_the_wait(login: Login) -> None:
-    has_output = threading.Event()
-
-    def check() -> None:
-        if has_output.is_set():
-            raise Stop
-
-    with Connection(login, check=check) as connection, pytest.raises(Stop):
-        connection.run(sh("echo one; exec sleep 1000"), on_stdout=lambda _: has_output.set())
-
-
 def test_another_host_key_is_refused_before_our_key_is_offered(server: Sshd, login: Login) -> None:
     offered: list[str] = []
 
@@ -251,22 +228,23 @@ def test_another_host_key_is_refused_before_our_key_is_offered(server: Sshd, log
         return True
 
     server.authorize = note
-    wrong = Login(login.endpoint, login.user, login.private_key, ed25519_key_pair().public)
+    wrong = replace(login, host_key=ed25519_key_pair().public)
     with pytest.raises(MachineLostError, match="shows a host key that is not the machine's"):
         Connection(wrong)
     assert offered == []
 
 
-def test_a_host_key_of_another_type_is_refused(login: Login) -> None:
-    wrong = Login(login.endpoint, login.user, login.private_key, "ecdsa-sha2-nistp256 AAAA")
-    with pytest.raises(MachineLostError, match="answers, but SSH fails"):
-        Connection(wrong)
-
-
-def test_an_unsupported_host_key_closes_the_connection(server: Sshd, login: Login) -> None:
-    wrong = Login(login.endpoint, login.user, login.private_key, "ssh-rsa AAAA")
-    with pytest.raises(MachineLostError, match="answers, but SSH fails: host keys of type ssh-rsa are not supported"):
-        Connection(wrong)
+@pytest.mark.parametrize(
+    ("host_key", "says"),
+    [
+        ("ecdsa-sha2-nistp256 AAAA", "answers, but SSH fails"),
+        ("ssh-rsa AAAA", "keys of type ssh-rsa are not supported"),
+    ],
+    ids=["another", "unsupported"],
+)
+def test_a_host_key_of_another_type_closes_the_connection(server: Sshd, login: Login, host_key: str, says: str) -> None:
+    with pytest.raises(MachineLostError, match=says):
+        Connection(replace(login, host_key=host_key))
     until(lambda: server.connections() == 0)
 
 
@@ -289,20 +267,17 @@ def test_a_server_that_does_not_speak_ssh_raises_machine_lost(login: Login) -> N
 
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
-        endpoint = Endpoint(host="127.0.0.1", port=listener.getsockname()[1])
         with pytest.raises(MachineLostError, match="answers, but SSH fails"):
-            Connection(Login(endpoint, "root", login.private_key, login.host_key))
+            Connection(replace(login, endpoint=login_at(listener).endpoint))
         thread.join()
 
 
-def test_a_machine_that_does_not_answer_raises_machine_lost(login: Login) -> None:
-    with reserved_port() as port, pytest.raises(MachineLostError, match="it did not answer in time"):
-        Connection(replace(login, endpoint=Endpoint(host="127.0.0.1", port=port)), 0.01)
-
-
-def test_a_machine_that_has_ended_is_not_waited_for(login: Login) -> None:
-    with reserved_port() as port, pytest.raises(MachineLostError, match="it ended by itself"):
-        Connection(replace(login, endpoint=Endpoint(host="127.0.0.1", port=port)), 1000, alive=lambda: False)
+@pytest.mark.parametrize(
+    ("seconds", "alive", "says"), [(0.01, True, "did not answer in time"), (1000, False, "ended by itself")], ids=str
+)
+def test_a_machine_is_waited_for_until_it_has_ended(login: Login, seconds: float, alive: bool, says: str) -> None:
+    with reserved_port() as port, pytest.raises(MachineLostError, match=says):
+        Connection(replace(login, endpoint=Endpoint(host="127.0.0.1", port=port)), seconds, alive=lambda: alive)
 
 
 def test_a_machine_that_is_still_booting_is_waited_for(tmp_path: Path) -> None:
@@ -333,20 +308,6 @@ def test_closing_twice_is_not_an_error(login: Login) -> None:
         connection.run(["true"])
 
 
-@pytest.mark.parametrize("piece", [1, 3, 7, 100], ids=str)
-@pytest.mark.parametrize(
-    ("size", "kept"),
-    [(0, b""), (10, b"0123456789"), (11, b"01234\n[... 1 bytes cut out ...]\n67890"), (25, None)],
-    ids=["empty", "full", "over", "double"],
-)
-def test_a_bounded_buffer_keeps_both_ends_of_split_data(size: int, kept: bytes | None, piece: int) -> None:
-    data = (b"0123456789" * 3)[:size]
-    buffer = BoundedBuffer(10)
-    for at in range(0, size, piece):
-        buffer.write(data[at : at + piece])
-    assert buffer.value() == (b"01234\n[... 15 bytes cut out ...]\n01234" if kept is None else kept)
-
-
 def test_a_failed_copy_is_explained_in_the_machines_words(connection: Connection, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="could not be read") as caught:
         download(connection, str(tmp_path / "nothing"), tmp_path / "copy")
@@ -370,3 +331,176 @@ def test_the_time_for_a_file_grows_with_its_size(
         connection.read_file(path, len(data))
     with pytest.raises(CommandTimeoutError):
         connection.write_file(path, io.BytesIO(data))
+
+
+@pytest.fixture
+def silent_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
+    """A machine whose server does not answer; `service` in the directory says that it has one."""
+    monkeypatch.setattr(ssh, "SERVICE", str(tmp_path / "service"))
+    monkeypatch.setattr(ssh, "PAUSE_SECONDS", 0.1)
+    with Sshd() as server:
+        server.has_server = False
+        yield server
+
+
+def test_a_machine_that_has_no_server_yet_gets_one_for_each_call(silent_server: Sshd, tmp_path: Path) -> None:
+    with Connection(login_to(silent_server, tmp_path)) as connection:
+        script = "cat; echo err >&2; kill -TERM $$"
+        done = connection.run(["sh", "-c", script], stdin=b"in" * 100_000)
+        assert (done.exit_code, done.stdout, done.stderr) == (143, b"in" * 100_000, b"err\n")
+        connection.write_file(str(tmp_path / "new" / "file"), b"data")
+        assert connection.read_file(str(tmp_path / "new" / "file"), 4) == b"data"
+    assert sum("python3" in command for command in silent_server.commands) == 3
+
+
+def test_a_machine_whose_server_has_ended_is_lost(
+    silent_server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "START_SECONDS", 0.5)
+    (tmp_path / "service").touch()
+    with (
+        Connection(login_to(silent_server, tmp_path)) as connection,
+        pytest.raises(MachineLostError, match="exec server has ended"),
+    ):
+        connection.run(["true"])
+    assert not any("python3" in command for command in silent_server.commands)
+
+
+def test_a_server_that_starts_again_is_waited_for(silent_server: Sshd, tmp_path: Path) -> None:
+    (tmp_path / "service").touch()
+
+    class Commands(list[str]):
+        """Has the server start once a caller has asked whether the machine has one."""
+
+        def append(self, command: str) -> None:
+            super().append(command)
+            silent_server.has_server = True
+
+    silent_server.commands = Commands()
+    with Connection(login_to(silent_server, tmp_path)) as connection:
+        assert connection.run(["true"]).exit_code == 0
+    assert silent_server.commands == [f"test -e {tmp_path}/service"]
+
+
+def test_a_wait_for_the_server_can_be_stopped(silent_server: Sshd, tmp_path: Path) -> None:
+    (tmp_path / "service").touch()
+    asked: list[int] = []
+    is_connected = False
+
+    def check() -> None:
+        if is_connected:
+            asked.append(1)
+        if len(asked) == 3:
+            raise InterruptedError("the worker has lost its database")
+
+    with Connection(login_to(silent_server, tmp_path), check=check) as connection:
+        is_connected = True
+        with pytest.raises(InterruptedError):
+            connection.run(["true"])
+
+
+def test_a_call_that_times_out_keeps_the_connection(silent_server: Sshd, tmp_path: Path) -> None:
+    (tmp_path / "service").touch()
+    with Connection(login_to(silent_server, tmp_path)) as connection:
+        with pytest.raises(NotStartedError, match="did not start true"):
+            connection.run(["true"], timeout_seconds=1)
+        silent_server.has_server = True
+        assert connection.run(["true"]).exit_code == 0
+
+
+@pytest.mark.parametrize("timeout_seconds", [180, None])
+def test_a_machine_that_is_frozen_has_not_started_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout_seconds: float | None
+) -> None:
+    thaw = threading.Event()
+
+    def freeze(*_: object) -> int:
+        thaw.wait(BOUND_SECONDS)
+        return OPEN_FAILED_CONNECT_FAILED
+
+    monkeypatch.setattr("tests.unit.fakes.sshd._Server.check_channel_request", freeze)
+    with Sshd() as server, Connection(login_to(server, tmp_path)) as connection:
+        monkeypatch.setattr("provisioner.ssh.connection.HANDSHAKE_SECONDS", 0.5)
+        with pytest.raises(NotStartedError, match="does not answer"):
+            connection.run(["true"], timeout_seconds=timeout_seconds)
+        thaw.set()
+
+
+BANNER = b"SSH-2.0-x\r\n"
+
+
+def login_at(listener: socket.socket) -> Login:
+    endpoint = Endpoint(host="127.0.0.1", port=listener.getsockname()[1])
+    return Login(endpoint, "root", Path("/nonexistent"), "ssh-ed25519 key")
+
+
+def connect(answers: list[bytes | None], seconds: float = BOUND_SECONDS, boots: bool = True) -> bytes:
+    """Connects to a server; returns the first line of the connection that was chosen.
+
+    Args:
+        answers: what each connection gets; None: nothing, for as long as it is there.
+        seconds: how long an answer is waited for.
+        boots: whether the machine may still be booting.
+    """
+    streams: list[socket.socket] = []
+    with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # the test is over, and has closed the sockets
+                for answer in answers:
+                    stream = stack.enter_context(listener.accept()[0])
+                    streams.append(stream)
+                    if answer is not None:
+                        stream.sendall(answer)
+                        stream.shutdown(socket.SHUT_WR)
+
+        threading.Thread(target=serve, daemon=True).start()
+        deadline = time.monotonic() + seconds
+        with answering_socket(login_at(listener), deadline, lambda: True, "machine", boots) as chosen:
+            assert chosen.gettimeout() is None
+            return chosen.recv(100)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [[None], [None, b"", b"", None], [b"", b"Exceeded MaxStartups\r\n"]],
+    ids=["silence", "silence and refusals", "too many"],
+)
+def test_a_waiting_connection_does_not_block_another_attempt(before: list[bytes | None]) -> None:
+    assert connect([*before, BANNER]) == BANNER
+
+
+@pytest.mark.parametrize("refusal", [b"", b"Exceeded MaxStartups\r\n"], ids=["refused", "too many"])
+def test_a_machine_that_is_up_and_refuses_is_soon_asked_again(monkeypatch: pytest.MonkeyPatch, refusal: bytes) -> None:
+    monkeypatch.setattr(ssh, "LONGEST_PAUSE_SECONDS", 2 * BOUND_SECONDS)
+    assert connect([refusal, refusal, BANNER], boots=False) == BANNER
+
+
+def test_connections_that_are_left_waiting_are_given_up_in_time() -> None:
+    with pytest.raises(MachineLostError, match="did not answer in time"):
+        connect([None, None], seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("boots", "attempts"),
+    [
+        pytest.param(True, 5, id="booting: after 0, 0.7, 2.1, 4.9 and 10.5 s"),
+        pytest.param(False, 2, id="up: after 0 and 8 s"),
+    ],
+)
+def test_a_slow_machine_does_not_get_more_and_more_work(
+    monkeypatch: pytest.MonkeyPatch, boots: bool, attempts: int
+) -> None:
+    clock = WaitingClock()
+    monkeypatch.setattr(ssh, "time", clock)
+    tried: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(MachineLostError):
+            answering_socket(login_at(listener), 12, lambda: True, "machine", boots)
+        listener.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                tried.append(listener.accept()[0])
+    for stream in tried:
+        stream.close()
+    assert len(tried) == attempts

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -13,7 +15,15 @@ import pytest
 
 from provisioner.base.frames import HEADER, frame
 from provisioner.ssh import exchange as exchange_module
-from provisioner.ssh.exchange import Completed, Deadline, Exchange, InputFeeder, Listener, OutputCollector, StreamSize
+from provisioner.ssh.exchange import (
+    BoundedBuffer,
+    Completed,
+    Deadline,
+    InputFeeder,
+    Listener,
+    OutputCollector,
+    StreamSize,
+)
 from provisioner.ssh.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDIN, STDIN_END, STDOUT
 
 
@@ -98,14 +108,10 @@ def exchange(
         if next(left, None) is None:
             raise Cancelled
 
-    return Exchange(
-        channel=channel,
-        feeder=InputFeeder(channel, b"request", io.BytesIO(stdin)),
-        collector=OutputCollector(limit_bytes, on_stdout, None),
-        deadline=Deadline("cat", timeout_seconds),
-        is_connected=lambda: is_up,
-        check=check,
-    ).finish()
+    feeder = InputFeeder(channel, b"request", io.BytesIO(stdin), Counter())
+    collector = OutputCollector(limit_bytes, on_stdout, None, Counter())
+    deadline = Deadline("cat", timeout_seconds)
+    return exchange_module.exchange(channel, feeder, collector, deadline, lambda: is_up, check)
 
 
 def test_output_and_exit_code_are_returned(channel: ScriptedChannel) -> None:
@@ -255,3 +261,39 @@ def test_endless_input_does_not_delay_the_deadline(channel: ScriptedChannel) -> 
     with pytest.raises(TimeoutError):
         exchange(channel, stdin=b"i" * 1_000_000, timeout_seconds=0.01)
     assert len(channel.sent) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "beginning_bytes", "written", "kept"),
+    [
+        (8, None, [b"12345678"], b"12345678"),
+        (8, None, [b"1234", b"5678", b"9"], b"1234\n[... 1 bytes cut out ...]\n6789"),
+        (8, None, [b"123456789abc"], b"1234\n[... 4 bytes cut out ...]\n9abc"),
+        (8, None, [b"1"] * 1000 + [b"end."], b"1111\n[... 996 bytes cut out ...]\nend."),
+        (1, None, [b"first", b"last"], b"f\n[... 7 bytes cut out ...]\nt"),
+        (8, None, [], b""),
+        (8, 0, [b"12345678"], b"12345678"),
+        (8, 0, [b"first", b"last5678"], b"\n[... 5 bytes cut out ...]\nlast5678"),
+        (8, 0, [b"1"] * 1000 + [b"end."], b"\n[... 996 bytes cut out ...]\n1111end."),
+    ],
+    ids=[
+        *("all-of-it", "one-too-many", "in-one-piece", "in-a-thousand-pieces", "hardly-any-room", "nothing"),
+        *("end-of-all", "end-of-two-pieces", "end-of-a-thousand-pieces"),
+    ],
+)
+def test_the_first_and_the_last_half_are_kept_or_the_end_alone(
+    limit_bytes: int, beginning_bytes: int | None, written: list[bytes], kept: bytes
+) -> None:
+    buffer = BoundedBuffer(limit_bytes, beginning_bytes=beginning_bytes)
+    for data in written:
+        buffer.write(data)
+    assert buffer.value() == kept
+    total = sum(len(data) for data in written)
+    assert buffer.size == StreamSize(total, total - len(re.sub(rb"\n\[.* cut out .*\]\n", b"", kept)))
+
+
+def test_endless_output_takes_a_bounded_amount_of_memory() -> None:
+    buffer = BoundedBuffer(1000)
+    for _ in range(1000):
+        buffer.write(bytes(100))
+        assert len(buffer._head) + len(buffer._tail) <= 1500

@@ -76,9 +76,7 @@ def test_a_network_that_cannot_be_entered_is_tried_now_and_then(
         raise ConnectionError
 
     monkeypatch.setattr(namespaces, "_open_sockets", refuse)
-    clock = WaitingClock()
-    for module in (connection, connection):
-        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(connection, "time", WaitingClock())
     with pytest.raises(MachineLostError, match="did not answer in time"):
         Connection(login, 5)
     assert len(tries) == 7  # one in 0.7 s

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner.base import child_environment
-from provisioner.clouds.local.frozen import scratch_qemu, templates
-from provisioner.clouds.local.vm import disk, disk_layers, machine_logs, qemu
-from provisioner.store.files import is_locked, locked, read_end, write_atomically
+from provisioner.clouds.local.frozen import templates
+from provisioner.clouds.local.vm import disk, machine_logs, qemu
+from provisioner.store.files import is_locked, locked, read_end, sync, write_atomically
 
 PAUSED_FILE = "paused"
 ANSWER_SECONDS = 10.0
@@ -52,14 +52,9 @@ def held(directory: Path) -> Iterator[qemu.QMP]:
 def _resume(qmp: qemu.QMP) -> None:
     qmp.execute("migrate_cancel")
     deadline = time.monotonic() + GIVING_UP_SECONDS
-    while _is_writing(qmp) and time.monotonic() < deadline:
+    while qmp.status() == "finish-migrate" and time.monotonic() < deadline:
         time.sleep(0.02)
     qmp.execute("cont")
-
-
-def _is_writing(qmp: qemu.QMP) -> bool:
-    status = qmp.execute("query-status")
-    return isinstance(status, dict) and status.get("status") == "finish-migrate"
 
 
 def end_if_abandoned(directory: Path, timeout_seconds: float) -> None:
@@ -113,7 +108,7 @@ class Subject:
             OSError: the disk that its own is a layer over is gone.
         """
         layers = [self.directory / disk.OVERLAY]
-        lower = disk_layers.noted_below(self.directory)
+        lower = disk.noted_below(self.directory)
         if lower.resolve() != self.image.resolve():  # copied into the new layer
             layers.append(lower)
         return sum(layer.stat().st_blocks * 512 for layer in layers) + (self.launch.memory_mib << 20)
@@ -137,7 +132,7 @@ def freeze(subjects: Sequence[Subject]) -> None:
     """
     deadline = time.monotonic() + SECONDS
     for subject in subjects:
-        disk_layers.noted_below(subject.directory)  # before any machine stands still for nothing
+        disk.noted_below(subject.directory)  # before any machine stands still for nothing
     with contextlib.ExitStack() as receiving:
         receivers = [receiving.enter_context(_receiver(subject)) for subject in subjects]
         with contextlib.ExitStack() as standing:
@@ -150,7 +145,7 @@ def freeze(subjects: Sequence[Subject]) -> None:
                 machine.wait_for_migration(deadline)
                 receiver.qmp.wait_for_migration(deadline)
             for subject in subjects:
-                disk_layers.copy(subject.directory / disk.OVERLAY, subject.target / templates.DISK)
+                disk.copy(subject.directory / disk.OVERLAY, subject.target / templates.DISK)
         for receiver in receivers:
             templates.write_state(receiver.qmp, receiver.subject.target)
             receiver.process.wait(templates.FREEZE_SECONDS)
@@ -164,7 +159,7 @@ def devices() -> str:
     A state can be resumed only in a machine that has the same.
     """
     some = qemu.Launch(1, 1, "", "", kvm=False, link=(("own", "peer"),), internet_fd=0, user=None)
-    return hashlib.sha256("\0".join(qemu.command(scratch_qemu.adapted(some))).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join(qemu.command(templates.adapted(some))).encode()).hexdigest()[:16]
 
 
 def qemu_version() -> str:
@@ -192,12 +187,12 @@ def identity(image: Path) -> str:
 @contextlib.contextmanager
 def _receiver(subject: Subject) -> Iterator[_Receiver]:
     subject.target.mkdir(mode=0o700)
-    disk_layers.create(subject.target / SCRATCH, None, 1)
+    disk.create(subject.target / SCRATCH, None, 1)
     waits = ("-S", "-incoming", "defer")
     ours, theirs = socket.socketpair()
     with (
         ours, theirs,
-        scratch_qemu.running(subject.launch, subject.target, SCRATCH, SECONDS, *waits) as (process, qmp),
+        templates.running(subject.launch, subject.target, SCRATCH, SECONDS, *waits) as (process, qmp),
     ):  # fmt: skip
         qmp.pass_file("state", theirs.fileno())
         theirs.close()
@@ -215,14 +210,10 @@ def _send(machine: qemu.QMP, stream: socket.socket) -> None:
 
 def _complete(subject: Subject) -> None:
     """Completes the files of a frozen machine, and flushes them to the host's disk."""
-    lower = disk_layers.noted_below(subject.directory)
-    disk_layers.put_over(subject.target / templates.DISK, lower, subject.image, subject.disk_gib)
+    lower = disk.noted_below(subject.directory)
+    disk.put_over(subject.target / templates.DISK, lower, subject.image, subject.disk_gib)
     console = read_end(subject.directory / machine_logs.SERIAL, machine_logs.LIMIT_BYTES)
     write_atomically(subject.target / templates.CONSOLE, console)
     templates.complete(subject.target)
     for path in (*subject.target.iterdir(), subject.target):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(path)

@@ -1,6 +1,6 @@
 """Freezes a machine that has booted and waits for its credentials, so that other machines resume from there.
 
-Standard library only.
+Its QEMU ends with the process that started it, as the machine belongs to no environment. Standard library only.
 
 A template is a directory beside the image's disk: the machine's memory, its devices' state and a layer over the
 image's disk. It belongs to one image, size and set of cards, to one QEMU, and to one boot of this host: what a crash of
@@ -16,19 +16,83 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from provisioner.base import unix_socket
+from provisioner.base import child_environment, unix_socket
 from provisioner.base.printable import last_lines, printable
-from provisioner.clouds.local.frozen import scratch_qemu, shared_memory, sparse_files
-from provisioner.clouds.local.vm import credential_port, disk, disk_layers, machine_logs, qemu
-from provisioner.store.files import locked, remove_tree
+from provisioner.clouds.local.frozen import memory_files
+from provisioner.clouds.local.vm import credential_port, disk, machine_logs, qemu, shutdown
+from provisioner.store.files import locked, read_end, remove_tree
 from provisioner.store.home import TEMPLATES, UNFINISHED
 
-MEMORY, STATE, DISK, RECORD = scratch_qemu.MEMORY, "state", "disk.qcow2", "template.json"
+# The machine's memory, from which other machines resume, is a file, too.
+MEMORY, STATE, DISK, RECORD = "memory", "state", "disk.qcow2", "template.json"
+CONTROL_SECONDS = 60
+# setuid clears PR_SET_PDEATHSIG, so QEMU also runs in a PID namespace: when its init dies, the kernel kills the rest.
+_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--")
+# Not in preexec_fn: it would run Python between fork and exec, where another thread's locks stay locked for ever.
+_WITHOUT_NETWORK = (sys.executable, "-m", "provisioner.clouds.local.vm.confinement")
+_ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
+
+
+def adapted(launch: qemu.Launch) -> qemu.Launch:
+    """Returns how such a machine starts: its private link's sockets have the same names everywhere, and lead nowhere.
+
+    Args:
+        launch: how the machines start that will resume from it.
+    """
+    link = (("link.sock", "nowhere.sock"),) if launch.link else ()
+    return replace(launch, memory=MEMORY, frozen=False, link=link, capture=False)
+
+
+@contextlib.contextmanager
+def running(
+    launch: qemu.Launch, directory: Path, layer: str, seconds: float, *arguments: str
+) -> Iterator[tuple[subprocess.Popen[bytes], qemu.QMP]]:
+    """Runs a machine, and yields its process and its control connection. Ends it afterwards.
+
+    Args:
+        launch: how the machines start that will resume from it.
+        directory: where it runs.
+        layer: the name of its disk there.
+        seconds: when it ends in any case.
+        arguments: more of QEMU's.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it could not be started.
+        qemu.QMPError: it ended, or refused something; with what it said.
+    """
+    launch = adapted(launch)
+    shutdown.prepare(directory)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, disk.opened(directory / layer) as disk_fds, (directory / "qemu.log").open("ab") as log:
+        launch = replace(launch, disk_fds=disk_fds)
+        if launch.internet_fd is not None:
+            launch = replace(launch, internet_fd=theirs.fileno())
+        namespace = _NAMESPACE if launch.user else ()
+        ends_in_time = ("timeout", "--signal=KILL", f"{seconds:g}")
+        command = [*qemu.command(launch), *arguments]
+        process = subprocess.Popen(
+            [*_ENDS_WITH_PARENT, *_WITHOUT_NETWORK, *namespace, *ends_in_time, *_ENDS_WITH_PARENT, *command],
+            cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno(), *disk_fds],
+            env=child_environment.for_python(os.environ),
+        )  # fmt: skip
+        try:
+            deadline = time.monotonic() + CONTROL_SECONDS
+            with qemu.wait_for_qmp(lambda: process.poll() is None, deadline, directory) as qmp:
+                yield process, qmp
+        except qemu.QMPError as error:
+            said = read_end(directory / "qemu.log", 500).decode(errors="replace").strip()
+            raise qemu.QMPError(f"{error} {said}".strip()) from error
+        finally:
+            process.kill()
+            process.wait()
+
+
 CONSOLE = machine_logs.SERIAL
 PARTS = (MEMORY, STATE, DISK, CONSOLE, RECORD)
 CHECKED = (MEMORY, STATE, DISK)
@@ -83,24 +147,14 @@ class Template:
         return self.directory / DISK
 
     @property
-    def state(self) -> Path:
-        """The devices' state, as QEMU's migration writes it."""
-        return self.directory / STATE
-
-    @property
     def lock(self) -> Path:
         """The lock of a process that makes the template or looks for a copy of its memory."""
         return self.directory.with_name(f"{self.directory.name}.lock")
 
     @property
     def holders(self) -> Path:
-        """The processes that have a copy of its memory (shared_memory.py)."""
+        """The processes that have a copy of its memory (memory_files.py)."""
         return self.directory / "holders.json"
-
-    @property
-    def console(self) -> Path:
-        """What the machine wrote to its console until it was frozen."""
-        return self.directory / CONSOLE
 
     @property
     def memory(self) -> Path:
@@ -121,9 +175,9 @@ def key(image: Path, launch: qemu.Launch) -> str:
     files = [program, image, Path(launch.kernel), Path(launch.initrd)]
     # Its disk names the image's by its path: a home that has moved needs new templates.
     parts = [
-        qemu.command(scratch_qemu.adapted(alike)),
+        qemu.command(adapted(alike)),
         str(image.resolve()),
-        [disk_layers.identity(path) for path in files],
+        [disk.identity(path) for path in files],
     ]
     return f"{_boot()}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
 
@@ -180,7 +234,7 @@ def usable(template: Template, launch: qemu.Launch) -> bool:
     """
     try:
         record = json.loads((template.directory / RECORD).read_bytes())
-        for path in (template.directory, template.disk, template.state, template.memory, template.console):
+        for path in (template.directory, *(template.directory / name for name in PARTS)):
             status = path.lstat()
             if status.st_uid != os.geteuid() or status.st_mode & 0o022:
                 return False
@@ -210,11 +264,7 @@ def _made(directory: Path) -> str:
 
 
 def _require_no_recent_failure(template: Template) -> None:
-    """Requires that no try to make it has failed just now: each try takes as long as a boot.
-
-    Raises:
-        OSError: one has.
-    """
+    """Raises OSError if a try to make it has failed just now: each try takes as long as a boot."""
     with contextlib.suppress(FileNotFoundError):
         seconds = time.time() - template.failure.stat().st_mtime
         if 0 <= seconds < FAILURE_SECONDS:
@@ -233,18 +283,19 @@ def _remove_outdated(home: Path) -> None:
 
 
 def _make(template: Template, image: Path, launch: qemu.Launch) -> None:
-    """Boots a machine, freezes it, and moves its files to the template's place.
-
-    Raises:
-        OSError, subprocess.SubprocessError, qemu.QMPError: it failed. Nothing is left.
-    """
+    """Boots a machine, freezes it, and moves its files to the template's place; leaves nothing if that fails."""
     directory = template.directory.with_name(f"{UNFINISHED}{template.directory.name}")
     for boots_left in reversed(range(BOOTS)):
         remove_tree(directory)
         directory.mkdir(mode=0o700)
         try:
-            disk_layers.create(directory / DISK, image)
-            _boot_and_freeze(directory, launch)
+            disk.create(directory / DISK, image)
+            deadline = time.monotonic() + BOOT_SECONDS
+            with running(launch, directory, DISK, BOOT_SECONDS + FREEZE_SECONDS) as (process, qmp):
+                _wait_for_question(directory, deadline)
+                qmp.execute("stop")
+                write_state(qmp, directory)
+                process.wait(FREEZE_SECONDS)
             complete(directory)
             directory.rename(template.directory)
             return
@@ -255,21 +306,8 @@ def _make(template: Template, image: Path, launch: qemu.Launch) -> None:
             remove_tree(directory)
 
 
-def _boot_and_freeze(directory: Path, launch: qemu.Launch) -> None:
-    deadline = time.monotonic() + BOOT_SECONDS
-    with scratch_qemu.running(launch, directory, DISK, BOOT_SECONDS + FREEZE_SECONDS) as (process, qmp):
-        _wait_for_question(directory, deadline)
-        qmp.execute("stop")
-        write_state(qmp, directory)
-        process.wait(FREEZE_SECONDS)
-
-
 def _wait_for_question(directory: Path, deadline: float) -> None:
-    """Waits until the machine asks for its credentials.
-
-    Raises:
-        OSError: it does not, or has ended.
-    """
+    """Waits until the machine asks for its credentials; raises OSError if it does not, or has ended."""
     with socket.socket(socket.AF_UNIX) as port:
         unix_socket.connect(port, directory / qemu.PORT)
         port.settimeout(LOOK_SECONDS)
@@ -283,16 +321,11 @@ def _wait_for_question(directory: Path, deadline: float) -> None:
             except TimeoutError:
                 if time.monotonic() > deadline:
                     problem = "the machine did not ask for its credentials in time"
-                    raise TimeoutError(f"{problem}; its console ends with: {_last_said(directory)}") from None
+                    console = read_end(directory / CONSOLE, CONSOLE_BYTES).decode(errors="replace")
+                    said_last = printable(last_lines(console, CONSOLE_BYTES)) or "nothing"
+                    raise TimeoutError(f"{problem}; its console ends with: {said_last}") from None
         if said != bytes([credential_port.WANTS_CREDENTIALS]):
             raise OSError("the machine ended, or asked for something else, before it waited for its credentials")
-
-
-def _last_said(directory: Path) -> str:
-    """Returns the end of a machine's console, as one line."""
-    with (directory / machine_logs.SERIAL).open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - CONSOLE_BYTES))
-        return printable(last_lines(file.read(CONSOLE_BYTES).decode(errors="replace"), CONSOLE_BYTES)) or "nothing"
 
 
 def write_state(qmp: qemu.QMP, directory: Path) -> None:
@@ -330,7 +363,7 @@ def complete(directory: Path) -> None:
 def _digest(part: str, file: int) -> str:
     """Returns the hash of a part that is open; empty for a disk that would take too long at each start."""
     too_large = part == DISK and os.fstat(file).st_size > DISK_HASH_BYTES
-    return "" if too_large else sparse_files.digest_of(file)
+    return "" if too_large else memory_files.digest_of(file)
 
 
 @contextlib.contextmanager
@@ -345,11 +378,11 @@ def opened(template: Template) -> Iterator[tuple[int, int]]:
         with _copying(template):  # all of it: meanwhile it may have been made anew
             digests = _digests(template)
             parts = {part: stack.enter_context((template.directory / part).open("rb")) for part in (STATE, DISK)}
-            memory = shared_memory.opened(template.memory, template.holders, digests[MEMORY])
+            memory = memory_files.opened(template.memory, template.holders, digests[MEMORY])
             stack.callback(os.close, memory)
         for part, file in parts.items():  # other starts need not wait for that
             if _digest(part, file.fileno()) != digests[part]:
-                raise sparse_files.DamagedError(template.directory / part)
+                raise memory_files.DamagedError(template.directory / part)
         yield memory, parts[STATE].fileno()
 
 
@@ -358,7 +391,7 @@ def _digests(template: Template) -> dict[str, str]:
         record = json.loads((template.directory / RECORD).read_bytes())
         return {name: str(record[name]["sha256"]) for name in CHECKED}
     except (ValueError, LookupError, TypeError):
-        raise sparse_files.DamagedError(template.directory / RECORD) from None
+        raise memory_files.DamagedError(template.directory / RECORD) from None
 
 
 def _copying(template: Template) -> contextlib.AbstractContextManager[None]:
@@ -371,4 +404,4 @@ def add_holder(template: Template, pid: int, memory: int) -> None:
     """Notes that a machine's watchdog keeps the memory open, for other machines that resume from the template."""
     # The template may be gone, or just be made anew, which does this one no harm.
     with contextlib.suppress(OSError), _copying(template):
-        shared_memory.add_holder(template.holders, pid, memory)
+        memory_files.add_holder(template.holders, pid, memory)

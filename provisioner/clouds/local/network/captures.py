@@ -60,14 +60,9 @@ class Captures:
         before, self._sizes = self._sizes, {card: self._taken(card) for card in CARDS}
         for card, size in self._sizes.items():
             is_open = size > 0 and card not in self._ended
-            if size > LIMIT_BYTES or (is_open and self._is_disk_nearly_full()):
+            if size > LIMIT_BYTES or (is_open and disk.nearly_full(self._directory)):
                 self._end(card)
         return any(size - before[card] > FAST_BYTES and card not in self._ended for card, size in self._sizes.items())
-
-    def _is_disk_nearly_full(self) -> bool:
-        with contextlib.suppress(OSError):
-            return disk.nearly_full(self._directory)
-        return False
 
     def _taken(self, card: str) -> int:
         """What a capture takes of the host's disk: one that was cut off while QEMU still wrote has a hole."""

@@ -1,5 +1,7 @@
 """Parses and builds the frames of a machine's UDP datagrams and pings, and carries them: one socket for each flow.
 
+Also chooses which of the host's DNS resolvers answers a machine: the first, until it falls silent.
+
 Standard library only.
 
 The machine is hostile: it may send any frame. A frame that is not exactly right is no datagram.
@@ -8,15 +10,16 @@ The machine is hostile: it may send any frame. A frame that is not exactly right
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
 import socket
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from provisioner.clouds.local.network.egress_rules import GATEWAY_MAC, GUEST_ADDRESS, RESOLVER
-from provisioner.clouds.local.network.resolvers import Resolvers
+from provisioner.clouds.local.network.egress import GATEWAY_MAC, GUEST_ADDRESS, RESOLVER
 
 # IANA "Assigned Internet Protocol Numbers"; RFC 792.
 ICMP, UDP = 1, 17
@@ -203,11 +206,7 @@ class DatagramFlows:
         return True
 
     def _open(self, flow: Flow, mac: bytes) -> _Open:
-        """Connects a socket to the flow's peer.
-
-        Raises:
-            OSError: the peer cannot be reached.
-        """
+        """Connects a socket to the flow's peer."""
         if len(self._flows) >= MAX_FLOWS:
             self._close(next(iter(self._flows)))
         address, port = self._destination(flow)
@@ -266,3 +265,51 @@ class DatagramFlows:
         finally:
             for flow in list(self._flows):
                 self._close(flow)
+
+
+# glibc asks again after 5 seconds (resolv.conf(5), "timeout"); by then another resolver should be asked.
+SILENCE_SECONDS = 4.0
+# resolv.conf(5): further name servers are ignored.
+MAX_RESOLVERS = 3
+
+
+def parse_resolv_conf(text: str) -> tuple[str, ...]:
+    """Reads the addresses of the name servers; 127.0.0.1, resolv.conf's default, if there are none."""
+    addresses = []
+    for line in text.splitlines():
+        words = line.split()
+        if words[:1] == ["nameserver"] and len(words) > 1:
+            with contextlib.suppress(ValueError):
+                addresses.append(str(ipaddress.ip_address(words[1])))
+    return tuple(addresses[:MAX_RESOLVERS]) or ("127.0.0.1",)
+
+
+class Resolvers:
+    """Remembers which resolver is asked, and since when it has owed an answer."""
+
+    def __init__(self) -> None:
+        """Starts with resolv.conf's default."""
+        self._addresses: tuple[str, ...] = ("127.0.0.1",)
+        self._chosen = 0
+        self._silent_since: float | None = None
+
+    def replace(self, addresses: Sequence[str]) -> None:
+        """Takes the host's present resolvers."""
+        if tuple(addresses) != self._addresses:
+            self._addresses, self._chosen, self._silent_since = tuple(addresses), 0, None
+
+    def choose(self, at: float) -> str:
+        """Returns the address to ask.
+
+        Args:
+            at: the time, in monotonic seconds.
+        """
+        if self._silent_since is None:
+            self._silent_since = at
+        elif at - self._silent_since > SILENCE_SECONDS:
+            self._chosen, self._silent_since = self._chosen + 1, at
+        return self._addresses[self._chosen % len(self._addresses)]
+
+    def answered(self) -> None:
+        """Notes that the chosen resolver has answered."""
+        self._silent_since = None

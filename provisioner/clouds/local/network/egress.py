@@ -1,23 +1,212 @@
-"""Starts a machine's egress proxy, which outlives the process that starts it, and reads what it has counted.
+"""Decides what a local machine may send and reach, starts the egress proxy that enforces it, and reads its counters.
 
-Standard library only.
+Standard library only. The machine is hostile: it may send any frame. The proxy outlives the process that starts it.
+
+Clouds offer metadata and credentials at link-local addresses: 169.254.169.254 (AWS, Azure, Google, Oracle and most
+others), 169.254.170.2 and .23 (AWS's containers), 169.254.0.23 (Tencent), 169.254.42.42 (Scaleway). Others do not:
+100.100.100.200 (Alibaba Cloud, "View instance metadata"), 168.63.129.16 (Azure, "What is IP address 168.63.129.16?",
+whose wire server hands out extensions' secrets), 192.0.0.192 (Oracle Cloud Classic, in IANA's special-purpose
+192.0.0.0/24). IPv6, with fd00:ec2::254 (AWS) and fd20:ce::254 (Google), is not carried at all.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import mmap
 import os
+import re
 import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from provisioner.base import child_environment
 from provisioner.clouds.local.vm.processes import is_alive, start_time
+
+# Static configuration of the machine's internet card: this address, prefix length and default route, no DHCP.
+# Not slirp's 10.0.2.0/24, which the management card has.
+GUEST_ADDRESS = "10.0.3.15"
+PREFIX_LENGTH = 24
+GATEWAY = "10.0.3.2"
+GATEWAY_MAC = "52:54:00:00:03:02"
+# With full internet, DNS over UDP to this address goes to the host's resolvers (TEST-NET-2: never a real host).
+RESOLVER = "198.51.100.53"
+
+# Never reachable and never allowlisted: this host, multicast, reserved, and where clouds offer a host its metadata and
+# credentials. The module's docstring names the clouds.
+NEVER = tuple(
+    ipaddress.IPv4Network(cidr)
+    for cidr in (
+        *("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/4", "240.0.0.0/4"),
+        *("169.254.0.0/16", "100.100.100.200/32", "168.63.129.16/32", "192.0.0.0/24"),
+    )
+)
+
+# A message carries at most 253 descriptors (SCM_MAX_FD), and a socket filter at most 4096 instructions.
+MAX_RULES = 200
+MAX_FRAME_BYTES = 1 << 17
+MAX_VERDICTS = 4096
+# How much of a stream of frames is read at once.
+CHUNK_BYTES = 1 << 16
+_TCP = 6
+_CARRIED = bytes((_TCP, 17, 1))  # TCP, UDP, ICMP
+_SYN_RST_ACK = 0x16
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One allowlisted destination: an IPv4 network and a TCP port."""
+
+    network: ipaddress.IPv4Network
+    port: int
+
+
+def parse_allow(text: str) -> Rule:
+    """Reads one allowlisted destination.
+
+    Args:
+        text: CIDR:PORT, such as 203.0.113.7/32:443.
+
+    Raises:
+        ValueError: it is not an IPv4 network and TCP port, or it includes addresses that no machine may reach.
+    """
+    cidr, _, port = text.rpartition(":")
+    if not re.fullmatch(r"[0-9.]+(/[0-9]+)?", cidr) or not re.fullmatch(r"[0-9]{1,5}", port):
+        raise ValueError(f"{text!r} is not of the form IPv4-CIDR:PORT")
+    network = ipaddress.IPv4Network(cidr)
+    if not 1 <= int(port) <= 65535:
+        raise ValueError(f"{text!r}: ports are 1 to 65535")
+    if forbidden := [str(never) for never in NEVER if never.overlaps(network)]:
+        raise ValueError(f"{text!r} overlaps {forbidden[0]}, which is never reachable")
+    return Rule(network, int(port))
+
+
+def allows(rules: Sequence[Rule], address: str, port: int) -> bool:
+    """Whether a rule covers this IPv4 address and TCP port."""
+    return any(rule.port == port and ipaddress.IPv4Address(address) in rule.network for rule in rules)
+
+
+def host_networks(fib_trie: str) -> tuple[ipaddress.IPv4Network, ...]:
+    """Reads the host's own and broadcast addresses.
+
+    Args:
+        fib_trie: the text of /proc/net/fib_trie: an address on one line, `/LENGTH host LOCAL` on the lines below it.
+    """
+    networks = set()
+    address = ""
+    for line in fib_trie.splitlines():
+        if match := re.match(r"\s*\|-- ([0-9.]+)$", line):
+            address = match[1]
+        elif match := re.match(r"\s*/([0-9]+) \w+ (?:LOCAL|BROADCAST)\b", line):
+            networks.add(ipaddress.IPv4Network((address, int(match[1])), strict=False))
+    return tuple(sorted(networks))
+
+
+def sift(stream: bytes, passes: Callable[[bytes, int, int], bool]) -> tuple[bytes, bytes]:
+    """Returns those whole frames of a stream that pass, and the part of a frame at its end.
+
+    Args:
+        stream: Ethernet frames, each preceded by its length in 4 bytes, big endian (QEMU's and passt's format).
+        passes: judges the frame between two places of the stream.
+
+    Raises:
+        ValueError: a frame is longer than any that QEMU or passt sends, so the stream cannot be followed further.
+    """
+    # Frames that pass are mostly neighbours, and are copied together.
+    passing, first, start = [], 0, 0
+    while len(stream) - start >= 4:
+        length = int.from_bytes(stream[start : start + 4], "big")
+        if length > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {length} bytes")
+        after = start + 4 + length
+        if after > len(stream):
+            break
+        if not passes(stream, start + 4, after):
+            passing.append(stream[first:start])
+            first = after
+        start = after
+    passing.append(stream[first:start])
+    return b"".join(passing), stream[start:]
+
+
+def is_for_machine(stream: bytes, start: int, end: int) -> bool:
+    """Judges passt's frame between `start` and `end`: no TCP segment without SYN, RST and ACK is for the machine.
+
+    Debian 12's passt announces a window so, while a peer that is some way off has yet to acknowledge the machine's
+    data. TCP ignores such segments (RFC 9293, 3.10.7.4). But conntrack finds them invalid, so where the machine
+    forwards for a container it would not translate their address, and would reset the connection. Behind an allowlist
+    all peers are local to passt, which then never sends them. passt carries no IPv6 here.
+    """
+    if end - start < 34 or stream[start + 12 : start + 14] != b"\x08\x00" or stream[start + 23] != _TCP:
+        return True
+    if stream[start + 20] & 0x1F or stream[start + 21]:  # a later fragment has no flags
+        return True
+    flags = start + 27 + (stream[start + 14] & 0xF) * 4
+    return flags < end and bool(stream[flags] & _SYN_RST_ACK)
+
+
+class FrameFilter:
+    """Sorts what a machine with full internet sends: frames for passt, datagrams, and what is dropped.
+
+    Only ARP passes, and IPv4 to permitted addresses: without options, in one piece, and TCP, UDP or ICMP.
+
+    Args:
+        take_datagram: takes each frame with UDP or ICMP; passt never sees those.
+
+    Attributes:
+        denied: how many frames to denied addresses were dropped.
+    """
+
+    def __init__(self, take_datagram: Callable[[bytes], None]) -> None:
+        self._take_datagram = take_datagram
+        self.denied = 0
+        self._pending = b""
+        self._verdicts: dict[bytes, bool] = {}
+        self._denied: tuple[ipaddress.IPv4Network, ...] = NEVER
+
+    def deny(self, networks: Sequence[ipaddress.IPv4Network]) -> None:
+        """Replaces the networks that are denied in addition to NEVER."""
+        self._denied = (*NEVER, *networks)
+        self._verdicts.clear()
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes the next bytes of the machine's stream, and returns the frames that are now complete and are passt's.
+
+        Raises:
+            ValueError: a frame is longer than any that QEMU sends, so the stream cannot be followed further.
+        """
+        passing, self._pending = sift(self._pending + data, self._is_for_passt)
+        return passing
+
+    def _is_for_passt(self, stream: bytes, start: int, end: int) -> bool:
+        """Judges the frame between `start` and `end`, and hands it over if it is a datagram."""
+        if end - start < 34 or stream[start + 12 : start + 15] != b"\x08\x00\x45":
+            return end - start >= 14 and stream[start + 12 : start + 14] == b"\x08\x06"
+        protocol = stream[start + 23]
+        if stream[start + 20] & 0x3F or stream[start + 21] or protocol not in _CARRIED:
+            return False
+        if not self._permits(stream[start + 30 : start + 34]):
+            return False
+        if protocol != _TCP:
+            self._take_datagram(stream[start:end])
+        return protocol == _TCP
+
+    def _permits(self, destination: bytes) -> bool:
+        verdict = self._verdicts.get(destination)
+        if verdict is None:
+            if len(self._verdicts) >= MAX_VERDICTS:
+                self._verdicts.clear()
+            address = ipaddress.IPv4Address(destination)
+            verdict = self._verdicts[destination] = not any(address in network for network in self._denied)
+        if not verdict:
+            self.denied += 1
+        return verdict
+
 
 _LAYOUT = struct.Struct("<3Q")
 
@@ -83,7 +272,7 @@ def read(path: Path) -> Counts:
     return Counts(*_LAYOUT.unpack(data))
 
 
-# The egress proxy counts there (egress_counters.py).
+# The egress proxy counts there.
 COUNTERS = "network.counters"
 
 

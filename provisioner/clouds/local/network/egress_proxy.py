@@ -13,7 +13,7 @@ sockets; this process starts it, watches over it and ends with it. The machine i
 --full-internet: passt runs beside this process and carries TCP. Frames to the host itself are dropped before passt
   sees them. passt alone does not: `--no-map-gw` closes the gateway's address only, and root in the machine reaches the
   host's loopback by packets sent straight to 127.0.0.1, 0.0.0.0 or one of the host's own addresses. UDP and pings are
-  carried here (datagram_flows.py): passt would bind each of the machine's ports on all addresses of the host.
+  carried here (datagrams.py): passt would bind each of the machine's ports on all addresses of the host.
 
 Either way it ends when QEMU closes its end, and passt is killed when this process ends, whatever ends it.
 """
@@ -28,28 +28,63 @@ import os
 import socket
 import struct
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from provisioner.base import child_environment
-from provisioner.clouds.local.network.card import Card
-from provisioner.clouds.local.network.datagrams import DatagramFlows
-from provisioner.clouds.local.network.egress import Counters
-from provisioner.clouds.local.network.egress_rules import (
-    CHUNK_BYTES,
-    GATEWAY,
-    GATEWAY_MAC,
-    GUEST_ADDRESS,
-    MAX_RULES,
-    PREFIX_LENGTH,
-    FrameFilter,
-    Rule,
-    allows,
-    host_networks,
-    parse_allow,
-)
-from provisioner.clouds.local.network.resolvers import Resolvers, parse_resolv_conf
+from provisioner.clouds.local.network import egress
+from provisioner.clouds.local.network.datagrams import DatagramFlows, Resolvers, parse_resolv_conf
+from provisioner.clouds.local.network.egress import Counters, FrameFilter, Rule
 from provisioner.clouds.local.vm import confinement
+
+# Answers that wait while QEMU is busy; more are dropped, as a network does.
+MAX_WAITING = 256
+
+
+class Card:
+    """The stream socket whose other end is QEMU's. Nothing is ever written into the middle of another frame.
+
+    Args:
+        qemu: non-blocking.
+    """
+
+    def __init__(self, qemu: socket.socket) -> None:
+        self._qemu = qemu
+        self._turn = asyncio.Lock()
+        self._waiting: deque[bytes] = deque()
+        self._has_waiting = asyncio.Event()
+
+    def offer(self, frame: bytes) -> None:
+        """Queues one frame."""
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting.append(len(frame).to_bytes(4, "big") + frame)
+            self._has_waiting.set()
+
+    async def write_offered(self) -> None:
+        """Writes the queued frames, until it is cancelled."""
+        while await self._has_waiting.wait():
+            frames = b"".join(self._waiting)
+            self._waiting.clear()
+            self._has_waiting.clear()
+            await self._write(frames)
+
+    async def copy(self, passt: socket.socket) -> None:
+        """Copies those of passt's frames that are for the machine, until the end of its stream.
+
+        Raises:
+            ValueError: the stream cannot be followed.
+        """
+        loop = asyncio.get_running_loop()
+        pending = b""
+        while data := await loop.sock_recv(passt, egress.CHUNK_BYTES):
+            frames, pending = egress.sift(pending + data, egress.is_for_machine)
+            await self._write(frames)
+
+    async def _write(self, frames: bytes) -> None:
+        async with self._turn:
+            await asyncio.get_running_loop().sock_sendall(self._qemu, frames)
+
 
 MAX_CONNECTIONS = 512
 CONNECT_SECONDS = 30
@@ -69,14 +104,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     mode.add_argument("--allow", action="append", metavar="CIDR:PORT", help="an allowlisted destination; repeatable")
     mode.add_argument("--full-internet", action="store_true")
     parser.add_argument("--log", type=Path, help="file for all output, passt's too")
-    parser.add_argument("--counters", type=Path, help="file for egress_counters.py")
+    parser.add_argument("--counters", type=Path, help="file for what it counts")
     options = parser.parse_args(arguments)
     try:
-        rules = sorted({parse_allow(text) for text in options.allow or ()}, key=str)
+        rules = sorted({egress.parse_allow(text) for text in options.allow or ()}, key=str)
     except ValueError as error:
         parser.error(str(error))
-    if len(rules) > MAX_RULES:
-        parser.error(f"at most {MAX_RULES} destinations")
+    if len(rules) > egress.MAX_RULES:
+        parser.error(f"at most {egress.MAX_RULES} destinations")
     qemu = socket.socket(fileno=options.fd)
     if options.log:
         with options.log.open("ab", buffering=0) as log:
@@ -105,8 +140,8 @@ def _start_passt(link: socket.socket, options: Sequence[str], prepare: Callable[
         command = [
             *("passt", "--foreground", "--quiet", "--ipv4-only", "--fd", str(link.fileno())),
             *("--no-map-gw", "--no-dhcp", "--tcp-ports", "none", "--no-udp", "--no-icmp"),
-            *("--address", GUEST_ADDRESS, "--netmask", str(PREFIX_LENGTH)),
-            *("--gateway", GATEWAY, "--mac-addr", GATEWAY_MAC, *options),
+            *("--address", egress.GUEST_ADDRESS, "--netmask", str(egress.PREFIX_LENGTH)),
+            *("--gateway", egress.GATEWAY, "--mac-addr", egress.GATEWAY_MAC, *options),
         ]
         os.execvpe(command[0], command, child_environment.for_program(os.environ))  # noqa: S606 - no shell wanted
     except BaseException as error:
@@ -155,9 +190,15 @@ async def _full_internet(qemu: socket.socket, counters: Counters) -> int:
 async def _filter(qemu: socket.socket, passt: socket.socket, frames: FrameFilter, counters: Counters) -> None:
     """Copies to passt, until QEMU closes its end, what the filter lets through."""
     loop = asyncio.get_running_loop()
-    while data := await loop.sock_recv(qemu, CHUNK_BYTES):
+    while data := await loop.sock_recv(qemu, egress.CHUNK_BYTES):
         await loop.sock_sendall(passt, frames.feed(data))
         counters.frames_denied(frames.denied)
+
+
+def _read_host(frames: FrameFilter, resolvers: Resolvers) -> None:
+    frames.deny(egress.host_networks(HOST_ADDRESSES.read_text()))
+    with contextlib.suppress(OSError):
+        resolvers.replace(parse_resolv_conf(RESOLV_CONF.read_text(errors="replace")))
 
 
 async def _follow_host(frames: FrameFilter, resolvers: Resolvers) -> None:
@@ -165,12 +206,6 @@ async def _follow_host(frames: FrameFilter, resolvers: Resolvers) -> None:
     while True:
         await asyncio.sleep(HOST_ADDRESSES_SECONDS)
         _read_host(frames, resolvers)
-
-
-def _read_host(frames: FrameFilter, resolvers: Resolvers) -> None:
-    frames.deny(host_networks(HOST_ADDRESSES.read_text()))
-    with contextlib.suppress(OSError):
-        resolvers.replace(parse_resolv_conf(RESOLV_CONF.read_text(errors="replace")))
 
 
 async def _allowlist(qemu: socket.socket, rules: Sequence[Rule], counters: Counters) -> int:
@@ -192,7 +227,7 @@ async def _allowlist(qemu: socket.socket, rules: Sequence[Rule], counters: Count
     pid = _start_passt(qemu, options, prepare)
     for end in (theirs, qemu):
         end.close()
-    _, descriptors, _, _ = socket.recv_fds(ours, 1, MAX_RULES)
+    _, descriptors, _, _ = socket.recv_fds(ours, 1, egress.MAX_RULES)
     ours.close()
     slots = asyncio.Semaphore(MAX_CONNECTIONS)
     acceptors = [asyncio.create_task(_accept(socket.socket(fileno=fd), rules, slots, counters)) for fd in descriptors]
@@ -228,13 +263,13 @@ async def _forward(accepted: socket.socket, rules: Sequence[Rule], counters: Cou
             end.setblocking(False)
         destination: tuple[str, int] = accepted.getsockname()
         try:
-            if not allows(rules, *destination):
+            if not egress.allows(rules, *destination):
                 raise ConnectionRefusedError(f"{destination} is not allowlisted")
             # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes as the connection is made, and
             # the proxy would outlive its machine for as long as the connection is idle.
             async with asyncio.timeout(CONNECT_SECONDS):
                 await loop.sock_connect(onward, destination)
-            counters.connected(is_allowed=allows(rules, *onward.getpeername()))
+            counters.connected(is_allowed=egress.allows(rules, *onward.getpeername()))
             async with asyncio.timeout(IDLE_SECONDS) as idle, asyncio.TaskGroup() as directions:
                 directions.create_task(_pump(accepted, onward, idle))
                 directions.create_task(_pump(onward, accepted, idle))
@@ -246,7 +281,7 @@ async def _forward(accepted: socket.socket, rules: Sequence[Rule], counters: Cou
 async def _pump(source: socket.socket, sink: socket.socket, idle: asyncio.Timeout) -> None:
     """Copies one direction and then ends it, leaving the other open. Every chunk restarts the idle timeout."""
     loop = asyncio.get_running_loop()
-    while data := await loop.sock_recv(source, CHUNK_BYTES):
+    while data := await loop.sock_recv(source, egress.CHUNK_BYTES):
         idle.reschedule(loop.time() + IDLE_SECONDS)
         await loop.sock_sendall(sink, data)
     sink.shutdown(socket.SHUT_WR)

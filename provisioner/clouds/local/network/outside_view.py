@@ -62,11 +62,7 @@ def differences(directory: Path, environment: Environment, role: Role) -> list[s
 
 
 def _look(directory: Path) -> View:
-    """Looks at a running machine.
-
-    Raises:
-        OSError, ValueError, qemu.QMPError: something could not be seen.
-    """
+    """Looks at a running machine; raises what kept it from seeing something."""
     pid = qemu.live_pid(directory / "qemu.pid")
     if pid is None:
         raise ValueError("QEMU does not run")
@@ -101,8 +97,9 @@ def compare(view: View, environment: Environment, role: Role) -> list[str]:
     link = qemu.link_sockets(role, [peer for peer in environment.roles if peer != role])
     backends = {"management": "user", **dict.fromkeys(qemu.link_names(link), "dgram")}
     internet = environment.full_internet or bool(allowed)
+    is_expected = _pairs(view.arguments) == _pairs(qemu.network(link, 0 if internet else None))
     return [
-        *_wrong_arguments(view.arguments, qemu.network(link, 0 if internet else None)),
+        *([] if is_expected else ["QEMU runs with other network arguments than it should"]),
         *([] if view.interfaces == ("lo",) else ["QEMU does not run in its own network namespace"]),
         *_wrong_cards(view.cards, backends, internet, is_hub=len(link) > 1),
         *_wrong_flows(view.flows),
@@ -119,12 +116,6 @@ def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
         for flag, value in network
         if flag != "-device" or "net" in value
     )
-
-
-def _wrong_arguments(arguments: Sequence[str], expected: Sequence[str]) -> list[str]:
-    if _pairs(arguments) == _pairs(expected):
-        return []
-    return ["QEMU runs with other network arguments than it should"]
 
 
 def _wrong_cards(text: str, expected: dict[str, str], internet: bool, *, is_hub: bool) -> list[str]:

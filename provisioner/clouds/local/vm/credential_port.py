@@ -124,14 +124,11 @@ class CredentialPort:
             with contextlib.suppress(OSError):  # the machine is being destroyed
                 (self._directory / TAKEN).touch()
         if WANTS_CREDENTIALS in asked:
-            return self._credentials()
+            try:
+                values = {path.name: path.read_bytes() for path in (self._directory / CREDENTIALS).iterdir()}
+            except OSError:  # the machine is being destroyed
+                return b""
+            return message(values | {"seed": secrets.token_bytes(SEED_BYTES)})
         if WANTS_TIME in asked:
             return _answer("time", f"{time.time_ns():019d}".encode())
         return b""
-
-    def _credentials(self) -> bytes:
-        try:
-            values = {path.name: path.read_bytes() for path in (self._directory / CREDENTIALS).iterdir()}
-        except OSError:  # the machine is being destroyed
-            return b""
-        return message(values | {"seed": secrets.token_bytes(SEED_BYTES)})

@@ -1,23 +1,175 @@
-"""Bounds what machines' disks take from the host's disk: checked before a launch, and watched while they run.
+"""Creates and copies machines' disks, and bounds what they take from the host's: before a launch, and while they run.
 
-A machine's disk is a sparse layer over its image and may grow to its whole size. Few ever do, so each machine is sure
-of a share of its disk only, and may take more while the host has it. When the host's disk is nearly full, the machine
-that is furthest beyond its share ends, as Kubernetes evicts pods under disk pressure. A machine that has ended keeps
-its disk until it is destroyed, as its operator may still want that, but it keeps no other alive. Standard library only.
+A machine's disk is a sparse layer over its image or a template, and may grow to its whole size. Few ever do, so each
+machine is sure of a share of its disk only, and may take more while the host has it. When the host's disk is nearly
+full, the machine that is furthest beyond its share ends, as Kubernetes evicts pods under disk pressure. A machine that
+has ended keeps its disk until it is destroyed, as its operator may still want that, but it keeps no other alive.
+Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import struct
+import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from provisioner.base import child_environment
 from provisioner.base.errors import CapacityError
 from provisioner.clouds.local.vm import qemu
 from provisioner.store.files import read_end, write_atomically
+
+# In a machine's directory: the disk that its own is a layer over, and what tells it from a later one of that name.
+LOWER = "disk_lower"
+
+# The beginning of a qcow2 file (QEMU's docs/interop/qcow2.txt): magic, version, the size that a machine sees, whether
+# the file is encrypted, then fields up to the features that a reader must know. Of those only the first is harmless: it
+# was not closed.
+_HEADER = struct.Struct(">4sI 16x Q I 36x Q")
+_CLOSED_BADLY = 1
+# Copying what lies between a machine's disk and its image, on a busy host.
+REBASE_SECONDS = 600.0
+# A slow disk, while other machines use it.
+COPIED_BYTES_PER_SECOND = 20 << 20
+
+
+class UntrustworthyLayerError(OSError):
+    """A layer is not what QEMU makes of a machine's disk: it leads to other files, or is encrypted or too large."""
+
+
+class ReplacedBelowError(OSError):
+    """The disk that a machine's is a layer over is gone, or another has its name: a template that was thrown away."""
+
+
+# Why no disk comes of `put_over` and `noted_below`.
+UNUSABLE = (UntrustworthyLayerError, ReplacedBelowError, subprocess.SubprocessError)
+
+
+def create(layer: Path, lower: Path | None, gib: int | None = None) -> None:
+    """Creates a layer, or replaces it by an empty one.
+
+    Args:
+        lower: the disk below; None for a disk that is no layer, and needs a size.
+        gib: the size that the machine sees; None for that of the disk below.
+
+    Raises:
+        subprocess.SubprocessError: qemu-img failed.
+    """
+    layer.unlink(missing_ok=True)
+    size = [] if gib is None else [f"{gib}G"]
+    _run("qemu-img", "create", "-q", "-f", "qcow2", *(_backing(lower) if lower else ()), str(layer), *size)
+
+
+def _backing(lower: Path) -> tuple[str, ...]:
+    return "-b", str(lower.resolve()), "-F", "raw" if lower.suffix == ".raw" else "qcow2"
+
+
+def _run(*argv: str, seconds: float = REBASE_SECONDS) -> None:
+    environment = child_environment.for_program(os.environ)
+    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, env=environment, timeout=seconds)
+
+
+def copy(layer: Path, target: Path) -> None:
+    """Copies a layer, whose machine stands still, without its holes and without copying where files can share blocks.
+
+    Raises:
+        OSError: there is no such layer.
+        subprocess.SubprocessError: it could not be copied, as for want of room, or not in a time that fits its size.
+    """
+    seconds = REBASE_SECONDS + layer.lstat().st_blocks * 512 / COPIED_BYTES_PER_SECOND
+    argv = ("cp", "--no-dereference", "--reflink=auto", "--sparse=auto", "--", str(layer), str(target))
+    _run(*argv, seconds=seconds)
+
+
+def put_over(layer: Path, lower: Path, image: Path, gib: int) -> None:
+    """Makes a layer that a machine has written a layer over an image alone, with all that was in between.
+
+    Args:
+        lower: the disk that the machine's was a layer over, whatever the layer itself says.
+        image: the disk below that.
+        gib: the size that the machine was given.
+
+    Raises:
+        UntrustworthyLayerError: it is not what it must be: an attacker in QEMU may have changed it.
+        subprocess.SubprocessError: qemu-img failed, as if the disk between is gone, or did not end in time.
+    """
+    require_plain(layer, gib)
+    _run("qemu-img", "rebase", "-q", "-u", "-f", "qcow2", *_backing(lower), str(layer))
+    if lower.resolve() != image.resolve():
+        _run("qemu-img", "rebase", "-q", "-f", "qcow2", "-t", "unsafe", *_backing(image), str(layer))
+
+
+def name_base(layer: Path, base: str) -> None:
+    """Writes into a layer the path of the raw disk below it. A relative one begins at the layer's directory.
+
+    Raises:
+        subprocess.SubprocessError: qemu-img failed.
+    """
+    _run("qemu-img", "rebase", "-q", "-u", "-f", "qcow2", "-b", base, "-F", "raw", str(layer))
+
+
+def note_below(directory: Path, lower: Path) -> None:
+    """Notes in a machine's directory which disk the machine's is a layer over.
+
+    Raises:
+        OSError: there is no such disk.
+    """
+    (directory / LOWER).write_text(json.dumps([str(lower.resolve()), identity(lower)]))
+
+
+def noted_below(directory: Path) -> Path:
+    """Returns the disk that a machine's is a layer over.
+
+    Raises:
+        ReplacedBelowError: it is there no more, although QEMU still has it open.
+        OSError: it was never noted.
+    """
+    path, noted = json.loads((directory / LOWER).read_text())
+    lower = Path(path)
+    if not lower.exists() or identity(lower) != noted:
+        raise ReplacedBelowError(f"the disk below its own, {lower}, was removed or replaced since the machine started")
+    return lower
+
+
+def identity(path: Path) -> list[int]:
+    """Returns what changes if a file becomes another, although it has the same name.
+
+    Raises:
+        OSError: it is gone.
+    """
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def require_plain(layer: Path, gib: int) -> None:
+    """Requires that nothing but the disk below is looked up for a layer, and that reading it comes to an end.
+
+    Args:
+        gib: the size that the machine was given. qemu-img looks at each part of a larger one, for years if need be.
+
+    Raises:
+        UntrustworthyLayerError: it names another file for its data, needs what no machine's disk does, or is larger.
+    """
+    with layer.open("rb") as file:
+        begin = file.read(_HEADER.size)
+    if len(begin) < _HEADER.size:
+        raise UntrustworthyLayerError(f"{layer.name} is no disk")
+    magic, version, size, encrypted, needs = _HEADER.unpack(begin)
+    if magic != b"QFI\xfb" or version != 3 or size > gib << 30 or encrypted or needs & ~_CLOSED_BADLY:
+        raise UntrustworthyLayerError(f"{layer.name} is not a disk as QEMU makes it for a machine")
+
+
+@contextlib.contextmanager
+def opened(layer: Path) -> Iterator[tuple[int, int]]:
+    """Opens a layer for QEMU, and yields a descriptor to read and write, and one to read only."""
+    with layer.open("r+b") as both, layer.open("rb") as reading:
+        yield both.fileno(), reading.fileno()
+
 
 OVERLAY = "disk.qcow2"
 # In a machine's directory: the bytes that it is sure of; and why it was ended, if it was.
@@ -161,24 +313,27 @@ def is_first_to_go(own: Path, existing: Collection[Overlay], free_bytes: int) ->
 
 def must_go(directory: Path) -> bool:
     """Decides the same for the machine in a directory as things are now."""
-    if not nearly_full(directory):  # as nearly always: nothing else need be looked at
+    if _free(directory) >= RESERVE_BYTES:  # as nearly always: nothing else need be looked at
         return False
-    existing = [each for each in overlays(directory.parent.parent) if _runs(each.directory) or _leaves(each.directory)]
+    existing = [each for each in overlays(directory.parent.parent) if _counts(each.directory)]
     # What is free is looked at last: a disk that is removed before that counts for neither.
     return is_first_to_go(directory, existing, _free(directory))
 
 
 def nearly_full(directory: Path) -> bool:
-    """Returns whether the file system that a directory lies in has less left than the controller needs."""
-    return _free(directory) < RESERVE_BYTES
+    """Returns whether the file system that a directory lies in has less left than the controller needs.
+
+    False if the directory is gone.
+    """
+    with contextlib.suppress(OSError):
+        return _free(directory) < RESERVE_BYTES
+    return False
 
 
-def _runs(directory: Path) -> bool:
-    return qemu.live_pid(directory / "qemu.pid") is not None
-
-
-def _leaves(directory: Path) -> bool:
-    """Returns whether a machine has just been ended for its disk, which may take a while to be removed."""
+def _counts(directory: Path) -> bool:
+    """Returns whether a machine runs, or has just been ended for its disk, which may take a while to be removed."""
+    if qemu.live_pid(directory / "qemu.pid") is not None:
+        return True
     with contextlib.suppress(OSError):
         return abs(time.time() - (directory / EVICTED).stat().st_mtime) < LEAVING_SECONDS
     return False
@@ -203,12 +358,3 @@ def evict(directory: Path, end: Callable[[], bool]) -> None:
 def eviction(directory: Path) -> str:
     """Returns why the machine was ended, if the host's disk was the reason; otherwise an empty text."""
     return read_end(directory / EVICTED, REASON_BYTES).decode(errors="replace")
-
-
-def fills_host(directory: Path) -> bool:
-    """Whether the machine is the one that fills the host's disk: it has to end, or has been ended.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
-    return must_go(directory) or bool(eviction(directory))

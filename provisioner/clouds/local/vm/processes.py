@@ -43,11 +43,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Returns the fields of proc(5)'s /proc/PID/stat from the third one on; before that is a name, of any bytes.
-
-    Raises:
-        OSError: the process has ended.
-    """
+    """Returns the fields of proc(5)'s /proc/PID/stat from the third one on; before that is a name, of any bytes."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
 
 

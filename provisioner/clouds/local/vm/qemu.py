@@ -13,7 +13,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -124,6 +124,8 @@ PORT = "credentials.sock"
 PROCESS = "qemu.process"
 # For each answer about a machine's status: QEMU serves one client at a time, and another may be at work.
 STATUS_SECONDS = 5.0
+# No other reason exists for this status: other errors are the guest's to handle (-drive, rerror and werror).
+FULL_DISK = "io-error"
 
 # A machine that took QEMU over answers what it likes.
 LINE_BYTES = 1 << 20
@@ -245,10 +247,9 @@ def live_pid(pidfile: Path) -> int | None:
     neither.
     """
     holder = _lock_holder(pidfile)
-    if holder is None or holder == UNTOLD:
-        noted = _noted_pid(pidfile.with_name(PROCESS))
-        return holder if noted is None else noted
-    return holder
+    if holder not in (None, UNTOLD):
+        return holder
+    return _noted_pid(pidfile.with_name(PROCESS)) or holder
 
 
 def _noted_pid(note: Path) -> int | None:
@@ -314,22 +315,13 @@ class QMP:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def execute(self, name: str, **arguments: Any) -> Any:
-        """Runs one QMP command and returns what it returned, which may be anything if the machine took QEMU over.
-
-        Raises:
-            OSError: it gave no answer in time.
-            QMPError: it answered with an error, or not as QEMU does.
-        """
-        return self._ask(name, arguments, ())
-
     def pass_file(self, name: str, descriptor: int) -> None:
         """Gives QEMU an open file under a name.
 
         Raises:
             OSError, QMPError: as `execute`.
         """
-        self._ask("getfd", {"fdname": name}, (descriptor,))
+        self.execute("getfd", (descriptor,), fdname=name)
 
     def wait_for_migration(self, deadline: float, look: Callable[[], None] = lambda: None) -> None:
         """Waits until the machine has been written to, or read from, its file.
@@ -352,7 +344,16 @@ class QMP:
                 raise QMPError(f"migration: {'failed' if status == 'failed' else 'not completed in time'}")
             time.sleep(0.01)
 
-    def _ask(self, name: str, arguments: Mapping[str, Any], descriptors: tuple[int, ...]) -> Any:
+    def execute(self, name: str, descriptors: tuple[int, ...] = (), /, **arguments: Any) -> Any:
+        """Runs one QMP command and returns what it returned, which may be anything if the machine took QEMU over.
+
+        Args:
+            descriptors: open files that QEMU gets with the command.
+
+        Raises:
+            OSError: it gave no answer in time.
+            QMPError: it answered with an error, or not as QEMU does.
+        """
         deadline = time.monotonic() + self._timeout_seconds
         self._socket.settimeout(self._timeout_seconds)
         command = json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n"
@@ -361,12 +362,17 @@ class QMP:
         else:
             self._socket.sendall(command)
         while True:
-            answer = _parse(self._line(deadline))
+            try:
+                answer = json.loads(self._line(deadline))
+            except (ValueError, RecursionError) as error:
+                raise QMPError(f"QEMU's answer cannot be read: {type(error).__name__}") from error
+            if not isinstance(answer, dict):
+                raise QMPError("QEMU's answer is not an object")
             if "return" in answer:
                 return answer["return"]
             if "error" in answer:
-                error = answer["error"]
-                words = error.get("desc") if isinstance(error, dict) else None
+                problem = answer["error"]
+                words = problem.get("desc") if isinstance(problem, dict) else None
                 raise QMPError(f"{name}: {words[:MESSAGE_CHARACTERS] if isinstance(words, str) else 'refused'}")
 
     def version(self) -> str:
@@ -381,6 +387,15 @@ class QMP:
         if not all(type(part) is int and 0 <= part < MOST_OF_A_VERSION for part in parts):
             raise QMPError("query-version: QEMU answered without a version")
         return ".".join(map(str, parts))
+
+    def status(self) -> object:
+        """Returns the machine's status, such as "running"; None if QEMU's answer has none.
+
+        Raises:
+            OSError, QMPError: as `execute`.
+        """
+        answer = self.execute("query-status")
+        return answer.get("status") if isinstance(answer, dict) else None
 
     def monitor(self, command: str) -> str:
         """Runs a command of QEMU's human monitor and returns its text.
@@ -409,16 +424,6 @@ class QMP:
         if time.monotonic() > deadline:
             raise TimeoutError("QEMU sent no answer among its events")
         return line
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise QMPError(f"QEMU's answer cannot be read: {type(error).__name__}") from error
-    if not isinstance(answer, dict):
-        raise QMPError("QEMU's answer is not an object")
-    return answer
 
 
 def wait_for_qmp(alive: Callable[[], bool], deadline: float, directory: Path = Path()) -> QMP:
@@ -451,33 +456,9 @@ def paused_by_full_disk(directory: Path) -> bool:
     """
     try:
         with QMP(directory, STATUS_SECONDS) as qmp:
-            return _is_paused_by_full_disk(qmp)
-    except (OSError, ValueError, LookupError, TypeError, QMPError):
+            return qmp.status() == FULL_DISK
+    except (OSError, QMPError):
         return False
-
-
-def resume_after_full_disk(directory: Path, timeout_seconds: float) -> None:
-    """Resumes a machine that QEMU has paused because the host's disk was full; it then repeats what it could not write.
-
-    Does nothing if the machine runs, or is paused for another reason.
-
-    Args:
-        directory: the machine's.
-        timeout_seconds: how long to wait for each answer.
-
-    Raises:
-        OSError: QEMU does not answer.
-        QMPError: QEMU refuses.
-        ValueError, LookupError, TypeError: QEMU's answer is none.
-    """
-    with QMP(directory, timeout_seconds) as qmp:
-        if _is_paused_by_full_disk(qmp):
-            qmp.execute("cont")
-
-
-def _is_paused_by_full_disk(qmp: QMP) -> bool:
-    # No other reason exists for this status: other errors are the guest's to handle (-drive, rerror and werror).
-    return bool(qmp.execute("query-status")["status"] == "io-error")
 
 
 def forwarded_port(usernet: str) -> int:

@@ -12,9 +12,8 @@ from provisioner.base.clock import now
 from provisioner.base.errors import UsageError
 from provisioner.base.models import ScoreLogEntry
 from provisioner.cli.commands import run, score, test
-from provisioner.clouds.local import machine
+from provisioner.clouds.local import host, machine
 from provisioner.clouds.local.cloud import KVM_ANSWER
-from provisioner.clouds.local.vm import kvm
 from provisioner.environment import lifecycle
 from provisioner.environment.operations import IntermediateScore
 from provisioner.session import Session
@@ -103,7 +102,7 @@ def test_machines_start_from_templates_by_default(
 ) -> None:
     home = Home(provisioner.home)
     home.make()
-    (home.root / KVM_ANSWER).write_text(json.dumps({"boot": kvm.BOOT_ID.read_text().strip(), "works": False}))
+    (home.root / KVM_ANSWER).write_text(json.dumps({"boot": host.BOOT_ID.read_text().strip(), "works": False}))
     planned = environment("echo-main-bcd234")
 
     def prepare(opened: Session, *_: object, **__: object) -> NoReturn:

@@ -15,9 +15,9 @@ from provisioner.base.config import Settings
 from provisioner.base.errors import CapacityError, InfrastructureError, TerraformError, UnavailableError, UsageError
 from provisioner.base.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.clouds.cloud import EnvironmentResources
-from provisioner.clouds.local import machine
+from provisioner.clouds.local import host, machine
 from provisioner.clouds.local.cloud import LocalCloud, LocalVariables
-from provisioner.clouds.local.vm import disk, disk_layers, kvm, qemu
+from provisioner.clouds.local.vm import disk, qemu
 from provisioner.clouds.local.vm.processes import start_time
 from provisioner.clouds.local.vm.qemu import PROCESS
 from provisioner.family.manifest import Resources
@@ -39,7 +39,7 @@ def home(tmp_path: Path) -> Home:
     """A home on whose host KVM has been tried, and does not work."""
     home = Home(tmp_path)
     home.make()
-    (home.root / "kvm.json").write_text(json.dumps({"boot": kvm.BOOT_ID.read_text().strip(), "works": False}))
+    (home.root / "kvm.json").write_text(json.dumps({"boot": host.BOOT_ID.read_text().strip(), "works": False}))
     return home
 
 
@@ -74,12 +74,12 @@ def test_an_image_is_a_layer_over_its_base_image_alone(cloud: LocalCloud, home: 
     for name in ("vmlinuz", "initrd.img"):
         (base / name).touch()
     template = base / "template.qcow2"
-    disk_layers.create(template, base / "disk.raw")
+    disk.create(template, base / "disk.raw")
     write_pattern(template, 1, "t")
     builder = home.environments / "env" / "primary"
     builder.mkdir(parents=True)
-    disk_layers.create(builder / disk.OVERLAY, template, 16)
-    disk_layers.note_below(builder, template)
+    disk.create(builder / disk.OVERLAY, template, 16)
+    disk.note_below(builder, template)
     write_pattern(builder / disk.OVERLAY, 2, "b")
     finished = home.images / "finished"
     finished.mkdir()
@@ -103,24 +103,19 @@ def write_pattern(layer: Path, mib: int, letter: str) -> None:
     )
 
 
-def test_a_hosts_room_is_its_available_memory(cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("memory_gib", "shares", "count"), [(0.5, 99, 0), (3.9, 99, 3), (99, 3.9, 3)], ids=["none", "memory", "disk"]
+)
+def test_a_hosts_room_is_its_available_memory_and_disk(
+    cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch, memory_gib: float, shares: float, count: int
+) -> None:
     sizes = {role: record.size for role, record in ENVIRONMENT.machines.items()}
-    monkeypatch.setattr("provisioner.clouds.local.vm.disk.room", lambda _: disk.Room(1 << 50, 0))
-    for available_gib, count in ((0.5, 0), (3.9, 3)):
-        monkeypatch.setattr("provisioner.clouds.local.sizing.available_memory_gib", lambda gib=available_gib: gib)
-        assert cloud.capacity(sizes) == count
-        assert cloud.shortage(sizes, count) == ""
-        assert "not for" in cloud.shortage(sizes, count + 1)
-
-
-def test_a_hosts_room_is_no_more_than_its_disk_has(cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {role: record.size for role, record in ENVIRONMENT.machines.items()}
-    share = sum(size.disk_gib for size in sizes.values()) << 30 >> 3  # an eighth
-    monkeypatch.setattr("provisioner.clouds.local.sizing.available_memory_gib", lambda: 1000.0)
-    monkeypatch.setattr(
-        "provisioner.clouds.local.vm.disk.room", lambda _: disk.Room(3 * share - 1 + disk.RESERVE_BYTES, 0)
-    )
-    assert cloud.capacity(sizes) == 2
+    free = disk.RESERVE_BYTES + int(shares * disk.share_bytes(16, 8))
+    monkeypatch.setattr("provisioner.clouds.local.vm.disk.room", lambda _: disk.Room(free, 0))
+    monkeypatch.setattr("provisioner.clouds.local.sizing.available_memory_gib", lambda: memory_gib)
+    assert cloud.capacity(sizes) == count
+    assert cloud.shortage(sizes, min(count, int(memory_gib))) == ""
+    assert "not for" in cloud.shortage(sizes, int(memory_gib) + 1)
 
 
 def test_a_disk_that_never_fits_is_refused_before_any_build(cloud: LocalCloud) -> None:
@@ -207,20 +202,19 @@ def test_a_copy_gets_its_snapshot_and_addresses(cloud: LocalCloud, home: Home) -
         assert (len(values) == 1) is alike, name
 
 
-def test_a_snapshot_needs_the_same_devices(cloud: LocalCloud, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_needs_the_same_devices_and_images(
+    cloud: LocalCloud, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def differs() -> set[str]:
+        return {name for name, value in cloud.snapshot_needs(ENVIRONMENT).items() if needs[name] != value}
+
     needs = cloud.snapshot_needs(ENVIRONMENT)
-    assert cloud.snapshot_needs(ENVIRONMENT) == needs
+    assert (needs["accelerator"], needs["QEMU"][:4], differs()) == ("tcg", "QEMU", set())
     monkeypatch.setattr(qemu, "command", lambda launch, command=qemu.command: [*command(launch), "-device", "another"])
-    differs = {name for name, value in cloud.snapshot_needs(ENVIRONMENT).items() if needs[name] != value}
-    assert differs == {"the set of devices"}
-
-
-def test_a_snapshot_needs_the_same_images(cloud: LocalCloud, image: Path) -> None:
-    needs = cloud.snapshot_needs(ENVIRONMENT)
-    assert (needs["accelerator"], needs["QEMU"][:4]) == ("tcg", "QEMU")
+    assert differs() == {"the set of devices"}
+    monkeypatch.undo()
     image.write_bytes(b"another system")
-    differs = {name for name, value in cloud.snapshot_needs(ENVIRONMENT).items() if needs[name] != value}
-    assert differs == {"image of the primary machine"}
+    assert differs() == {"image of the primary machine"}
     image.unlink()
     with pytest.raises(UsageError, match="image of the primary machine is gone"):
         cloud.snapshot_needs(ENVIRONMENT)
@@ -235,7 +229,7 @@ def test_nothing_is_frozen_without_room_or_without_a_machine(
         cloud.freeze(ENVIRONMENT, tmp_path / "saved")
     directory = home.environments / "env" / "primary"
     (directory / disk.OVERLAY).touch()
-    disk_layers.note_below(directory, image)
+    disk.note_below(directory, image)
     monkeypatch.setattr(disk, "RESERVE_BYTES", 1 << 60)
     with pytest.raises(CapacityError, match=r"no room for a snapshot: it may take 1\.0 GiB"):
         cloud.freeze(ENVIRONMENT, tmp_path / "saved")

@@ -10,7 +10,7 @@ from provisioner.clouds.local.credentials import credentials, link_mac, private_
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MACHINE = MachineRecord(image="image", size=MachineSize(cpus=1, memory_gib=1, disk_gib=16), user="root")
-LARGE = MachineRecord(image="image", size=MachineSize(cpus=1, memory_gib=1, disk_gib=17), user="root")
+LARGE = MACHINE.model_copy(update={"size": MachineSize(cpus=1, memory_gib=1, disk_gib=17)})
 
 
 def environment(**changes: Any) -> Environment:

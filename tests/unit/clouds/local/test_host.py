@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from provisioner.clouds.local import host
+from tests.command_line import ROOT
+from tests.waiting import BOUND_SECONDS, until
 
 
 @pytest.mark.parametrize("present", [True, False])
@@ -19,3 +25,82 @@ def test_a_host_without_the_keys_of_debian_13_is_told_so(
     monkeypatch.setattr(host, "DEBIAN_13_KEYS", keys)
     notes = [note for note in host.notes(tmp_path / "kvm.json") if "install debian-archive-keyring" in note]
     assert len(notes) == (0 if present else 1)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A qemu-system-x86_64 first on PATH that writes its pid on the host and hangs, as QEMU does under a broken KVM."""
+    program = tmp_path / "bin" / "qemu-system-x86_64"
+    program.parent.mkdir()
+    pid = f'cut -d" " -f4 /proc/self/stat > "{tmp_path}/new"'
+    program.write_text(f'#!/bin/sh\n{pid}\nmv "{tmp_path}/new" "{tmp_path}/pid"\nexec sleep 1000\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return program
+
+
+def test_the_processor_is_told_from_one_that_can_do_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "CPU_INFO", tmp_path / "cpuinfo")
+    said = []
+    for name, flags in (("Fast", "fpu"), ("Fast", "fpu vme"), ("Slow", "fpu")):
+        (tmp_path / "cpuinfo").write_text(
+            f"processor\t: 0\nmodel name\t: {name}\nflags\t\t: {flags}\n\nprocessor\t: 1\n"
+        )
+        said.append(host.processor())
+    assert len(set(said)) == 3
+    assert said[0].startswith("Fast, ")
+
+
+def lives(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it has ended, perhaps while this read it
+        return False
+
+
+def test_a_trial_does_not_outlive_a_controller_that_was_killed(stand_in: Path, tmp_path: Path) -> None:
+    program = "from pathlib import Path; from provisioner.clouds.local import host; host._boots(Path('/nowhere'))"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as controller:
+        try:
+            until((tmp_path / "pid").exists, lambda: controller.poll() is None)
+            pid = int((tmp_path / "pid").read_text())
+            assert lives(pid)
+        finally:
+            controller.kill()
+    until(lambda: not lives(pid))
+
+
+def test_a_guest_that_never_gets_anywhere_means_no(
+    stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    communicate = subprocess.Popen.communicate
+
+    def communicate_in_no_time(trial: subprocess.Popen[bytes], given: bytes | None, timeout: float) -> object:
+        """Waits for the guest to begin, and then no longer."""
+        assert timeout == host.TRIAL_SECONDS
+        until((tmp_path / "pid").exists, lambda: trial.poll() is None)
+        return communicate(trial, given, timeout=0)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate_in_no_time)
+    assert not host._boots(Path("/nowhere"))
+    until(lambda: not lives(int((tmp_path / "pid").read_text())))
+
+
+def test_only_a_kernel_that_spoke_counts_as_booted(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "TRIAL_SECONDS", BOUND_SECONDS)
+    stand_in.write_text("#!/bin/sh\nexit 0\n")
+    assert not host._boots(Path("/nowhere"))
+    stand_in.write_text("#!/bin/sh\necho '[    0.000000] Linux version 6.1.0'\n")
+    assert host._boots(Path("/nowhere"))
+
+
+def test_the_answer_is_kept_until_the_host_boots_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = tmp_path / "kvm.json"
+    boot = host.BOOT_ID.read_text().strip()
+    answer.write_text(json.dumps({"boot": boot, "works": True}))
+    assert host.kvm_works(Path("/nowhere"), answer)
+    monkeypatch.setattr(host, "_openable", lambda: False)
+    for stale in (json.dumps({"boot": "another", "works": True}), "{", "[]", ""):
+        answer.write_text(stale)
+        assert not host.kvm_works(Path("/nowhere"), answer)
+        assert json.loads(answer.read_text()) == {"boot": boot, "works": False}

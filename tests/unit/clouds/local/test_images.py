@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from provisioner.base.models import BaseImage, Distribution
+from provisioner.base.errors import ImageBuildError, InfrastructureError
+from provisioner.base.models import BaseImage, Distribution, MachineRecord
 from provisioner.base.progress import Silence
 from provisioner.clouds.local import images
+from provisioner.clouds.local.frozen import snapshots
+from provisioner.clouds.local.vm import disk
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
+from tests.unit.fakes.world import SIZE
 
 TREE = Path("tree.tar")
 NEWER = BaseImage(role="primary", distribution="debian-13")
@@ -64,3 +71,74 @@ def test_both_debians_are_built_once_and_each_has_its_own_kernel(tmp_path: Path,
         assert (store.path(name) / "vmlinuz").read_text() == f"vmlinuz of {kind.distribution}"
         assert store.disk(name).read_text() == f"{kind.role}.raw of {kind.distribution}"
         assert store.load(name).packages == (f"base-files:amd64={kind.distribution}",)
+
+
+FULL = subprocess.CalledProcessError(1, ["qemu-img"])
+
+
+@pytest.fixture
+def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MachineRecord:
+    """A builder in tmp_path/machine whose disk is over that of the image `base`."""
+
+    @contextlib.contextmanager
+    def held(_: Path) -> Iterator[Mock]:
+        yield Mock()
+
+    monkeypatch.setattr(snapshots, "held", held)
+    (tmp_path / "machine").mkdir()
+    (tmp_path / "disk.raw").touch()
+    (tmp_path / "machine" / disk.OVERLAY).write_text("disk")
+    disk.note_below(tmp_path / "machine", tmp_path / "disk.raw")
+    return MachineRecord(image="base", size=SIZE, user="root")
+
+
+def copy(directory: Path, builder: MachineRecord) -> None:
+    store = Mock(**{"disk.return_value": directory / "disk.raw"})
+    images.copy(store, builder, directory / "machine", directory, 1 << 30)
+
+
+@pytest.mark.parametrize("fails", ["copy", "put_over"])
+def test_a_disk_that_becomes_full_is_no_fault_of_the_build(
+    tmp_path: Path, builder: MachineRecord, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    monkeypatch.setattr(disk, "put_over", Mock())
+    monkeypatch.setattr(disk, fails, Mock(side_effect=FULL))
+    with pytest.raises(InfrastructureError, match="could not be copied"):
+        copy(tmp_path, builder)
+
+
+def test_a_disk_that_is_none_of_ours_ends_the_build(tmp_path: Path, builder: MachineRecord) -> None:
+    with pytest.raises(ImageBuildError, match="is not used"):
+        copy(tmp_path, builder)
+
+
+def kernel(path: Path, version: bytes, pointer: int = 0x3000) -> Path:
+    header = bytearray(0x4000)
+    header[0x202:0x206] = b"HdrS"
+    header[0x20E:0x210] = pointer.to_bytes(2, "little")
+    header[0x3200 : 0x3200 + len(version)] = version
+    path.write_bytes(header)
+    return path
+
+
+def test_the_release_is_the_first_word(tmp_path: Path) -> None:
+    path = kernel(tmp_path / "vmlinuz", b"6.1.0-56-cloud-amd64 (debian-kernel@lists.debian.org) #1 SMP")
+    assert images.kernel_version(path) == "6.1.0-56-cloud-amd64"
+
+
+def test_what_a_family_writes_there_is_bounded_and_printable(tmp_path: Path) -> None:
+    shown = images.kernel_version(kernel(tmp_path / "vmlinuz", b"6\x1b[2J\xff" + b"x" * 5000))
+    assert shown.isprintable()
+    assert len(shown) <= images.CHARACTERS
+
+
+@pytest.mark.parametrize("pointer", [0, 0xFFFF, 0x1000], ids=["none", "outside", "nothing"])
+def test_a_kernel_without_a_version_has_none(tmp_path: Path, pointer: int) -> None:
+    with pytest.raises(ValueError, match="says no version"):
+        images.kernel_version(kernel(tmp_path / "vmlinuz", b"6.1", pointer))
+
+
+def test_another_file_is_no_kernel(tmp_path: Path) -> None:
+    (tmp_path / "vmlinuz").write_bytes(b"MZ")
+    with pytest.raises(ValueError, match="is no x86 kernel"):
+        images.kernel_version(tmp_path / "vmlinuz")

@@ -25,30 +25,12 @@ from provisioner.clouds.local.vm.credential_port import CREDENTIALS
 from provisioner.clouds.local.vm.processes import start_time
 from provisioner.store.files import write_atomically
 from provisioner.store.home import TEMPLATES, Home
+from tests.command_line import ROOT
 from tests.unit.fakes.world import environment
 from tests.waiting import BOUND_SECONDS, until
 
-ROOT = Path(__file__).parents[4]
-# Stands in for a QEMU that resumes from any template, and whose machine never asks for anything.
-SILENT_QEMU = """#!/usr/bin/python3
-import fcntl, os, socket
-pidfile = open("qemu.pid", "w")
-fcntl.lockf(pidfile, fcntl.LOCK_EX)
-server = socket.socket(socket.AF_UNIX)
-server.bind("qmp.sock")
-server.listen()
-while True:
-    client, _ = server.accept()
-    stream = client.makefile("rwb", buffering=0)
-    stream.write(b'{"QMP": {}}\\n')
-    for line in stream:
-        if b"block_resize" in line:
-            open("goes_on", "w").close()
-        stream.write(b'{"return": {"status": "completed"}}\\n')
-"""
-
-# Stands in for a QEMU that a machine has taken over: it gives up its pidfile, what it has inherited, and its directory.
-TAKEN_OVER_QEMU = """#!/usr/bin/python3
+# Stands in for QEMU: locks its pidfile, and answers its control socket.
+QEMU = """#!/usr/bin/python3
 import fcntl, os, signal, socket
 pidfile = open("qemu.pid", "w")
 fcntl.lockf(pidfile, fcntl.LOCK_EX)
@@ -56,19 +38,34 @@ server = socket.socket(socket.AF_UNIX)
 server.bind("qmp.sock")
 server.listen()
 asked = False
-while not asked:
+def visitor():
     client, _ = server.accept()
     stream = client.makefile("rwb", buffering=0)
     stream.write(b'{"QMP": {}}\\n')
+    return stream
+"""
+# It resumes from any template, and its machine never asks for anything.
+SILENT_QEMU = f"""{QEMU}
+while True:
+    stream = visitor()
+    for line in stream:
+        if b"block_resize" in line:
+            open("goes_on", "w").close()
+        stream.write(b'{{"return": {{"status": "completed"}}}}\\n')
+"""
+# A machine has taken it over: it gives up its pidfile, what it has inherited, and its directory.
+TAKEN_OVER_QEMU = f"""{QEMU}
+while not asked:
+    stream = visitor()
     for line in stream:
         asked = asked or b"usernet" in line
-        stream.write(b'{"return": "TCP[HOST_FORWARD] 5 127.0.0.1 2222"}\\n')
+        stream.write(b'{{"return": "TCP[HOST_FORWARD] 5 127.0.0.1 2222"}}\\n')
 os.closerange(0, 100)
 directory = os.getcwd()
 os.chdir("/")
-with open(f"{directory}/taken_over.new", "w") as told:
+with open(f"{{directory}}/taken_over.new", "w") as told:
     told.write(str(os.getpid()))
-os.rename(f"{directory}/taken_over.new", f"{directory}/taken_over")
+os.rename(f"{{directory}}/taken_over.new", f"{{directory}}/taken_over")
 signal.pause()
 """
 
@@ -117,6 +114,7 @@ def test_a_qemu_that_has_not_yet_locked_its_pidfile_is_ended_too(tmp_path: Path)
         machine.destroy(directory)
         assert young.wait(BOUND_SECONDS) != 0
         assert not directory.exists()
+        machine.destroy(directory)  # silently
     finally:
         young.kill()
         young.wait()
@@ -142,10 +140,6 @@ def test_what_cannot_be_told_keeps_no_other_process_alive(tmp_path: Path, monkey
             process.wait()
 
 
-def test_a_machine_that_is_gone_is_destroyed_again_silently(tmp_path: Path) -> None:
-    machine.destroy(tmp_path / "primary")
-
-
 @pytest.mark.parametrize("moment", ["goes_on", f"{CREDENTIALS}/machine_id"], ids=["QEMU runs", "QEMU is to come"])
 def test_a_destroy_does_not_wait_for_a_start_without_credentials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -156,7 +150,7 @@ def test_a_destroy_does_not_wait_for_a_start_without_credentials(
     key = templates.key(image / "disk.raw", machine.described(directory, settings))
     template = templates.Template(image / TEMPLATES / key)
     template.directory.mkdir(parents=True, mode=0o700)
-    for path in (template.memory, template.state, template.disk, template.console):
+    for path in (template.directory / name for name in (*templates.CHECKED, templates.CONSOLE)):
         path.touch(mode=0o600)
         os.truncate(path, 2 << 20)
     templates.complete(template.directory)
@@ -166,7 +160,7 @@ def test_a_destroy_does_not_wait_for_a_start_without_credentials(
         assert "it was destroyed while it started" in start.communicate()[1]
         assert start.returncode == 1
     assert not directory.exists()
-    assert template.state.exists()  # it served
+    assert (template.directory / templates.STATE).exists()  # it served
 
 
 @pytest.mark.parametrize("part", templates.CHECKED)
@@ -175,7 +169,7 @@ def test_a_damaged_template_is_thrown_away_before_qemu_sees_it(
 ) -> None:
     template = templates.Template(tmp_path / "image" / "template")
     template.directory.mkdir(parents=True)
-    for path in (template.memory, template.state, template.disk, template.console):
+    for path in (template.directory / name for name in (*templates.CHECKED, templates.CONSOLE)):
         path.write_bytes(b"x" * 100)
     templates.complete(template.directory)
     (template.directory / part).write_bytes(b"x" * 99 + b"y")
@@ -238,17 +232,13 @@ def wait_for_a_round(directory: Path, qemu_process: int) -> None:
         until(lambda: log.stat().st_size < len(long) or ended(qemu_process))
 
 
-def test_a_qemu_that_nothing_names_ends_only_with_its_ttl(taken_over: tuple[Path, int]) -> None:
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_qemu_that_gave_up_its_lock_ends_only_with_its_ttl(taken_over: tuple[Path, int], is_named: bool) -> None:
     directory, qemu_process = taken_over
     wait_for_a_round(directory, qemu_process)
-    (directory / qemu.PROCESS).rename(directory / "away")  # as if it could not be read
-    wait_for_a_round(directory, qemu_process)
+    if not is_named:
+        (directory / qemu.PROCESS).rename(directory / "away")  # as if it could not be read
+        wait_for_a_round(directory, qemu_process)
     assert not ended(qemu_process)
-    write_atomically(directory / watchdog.EXPIRY, "0")
-    until(lambda: ended(qemu_process))
-
-
-def test_a_qemu_that_gave_up_its_lock_ends_with_its_ttl(taken_over: tuple[Path, int]) -> None:
-    directory, qemu_process = taken_over
     write_atomically(directory / watchdog.EXPIRY, "0")
     until(lambda: ended(qemu_process))

@@ -16,6 +16,8 @@ from provisioner.clouds.local.sizing import (
 )
 from provisioner.clouds.sizing import size_of_aux_vm
 
+PAIR = [MachineSize(cpus=1, memory_gib=1, disk_gib=16), MachineSize(cpus=1, memory_gib=0.5, disk_gib=16)]
+
 
 def test_what_the_host_can_give_passes() -> None:
     spec = VMSpec(cpu_count_range=(2, 4), ram_gib_range=(4, 8), cpu_architecture="x64")
@@ -55,20 +57,11 @@ def test_available_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
     assert available_memory_gib(tmp_path / "meminfo") == 3
 
 
-@pytest.mark.parametrize(("count", "fits"), [(1, True), (5, True), (6, False)])
-def test_environments_fit_if_all_memory_may_be_written(count: int, fits: bool) -> None:
-    pair = [MachineSize(cpus=1, memory_gib=1, disk_gib=16), MachineSize(cpus=1, memory_gib=0.5, disk_gib=16)]
-    text = memory_shortage(pair, count, 7.9)
-    assert text == "" if fits else "room for 5 environments of 1.5 GiB, not for 6" in text
-
-
-@pytest.mark.parametrize(("available_gib", "fit"), [(0.2, 0), (1.4, 0), (1.5, 1), (7.4, 4), (7.5, 5)])
-def test_environments_fit_by_the_memory_of_all_machines(available_gib: float, fit: int) -> None:
-    pair = [MachineSize(cpus=1, memory_gib=1, disk_gib=16), MachineSize(cpus=1, memory_gib=0.5, disk_gib=16)]
-    assert fitting(pair, available_gib) == fit
-
-
-def test_it_says_how_many_environments_fit_into_memory() -> None:
-    pair = [MachineSize(cpus=1, memory_gib=1, disk_gib=16), MachineSize(cpus=1, memory_gib=0.5, disk_gib=16)]
-    text = memory_text(pair, 7.9)
-    assert text.startswith("up to 1.5 GiB of memory, of 7.9 GiB available now: 5 fit if each uses all")
+@pytest.mark.parametrize(("available_gib", "fit"), [(0.2, 0), (1.4, 0), (1.5, 1), (7.4, 4), (7.5, 5), (7.9, 5)])
+def test_environments_fit_if_all_memory_may_be_written(available_gib: float, fit: int) -> None:
+    assert fitting(PAIR, available_gib) == fit
+    assert memory_shortage(PAIR, fit, available_gib) == ""
+    assert f"room for {fit} environments of 1.5 GiB" in memory_shortage(PAIR, fit + 1, available_gib)
+    assert memory_text(PAIR, available_gib).startswith(
+        f"up to 1.5 GiB of memory, of {available_gib} GiB available now: {fit} fit if each uses all"
+    )

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from provisioner.clouds.local import watchdog
+from tests.command_line import ROOT
 from tests.waiting import BOUND_SECONDS
 
-ROOT = Path(__file__).parents[4]
 # Holds the lock on the pidfile as QEMU does, and tells when the watchdog has asked for the machine's port.
 QEMU = """
 import fcntl, signal, socket

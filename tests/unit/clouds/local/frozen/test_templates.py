@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from provisioner.clouds.local.frozen import templates
-from provisioner.clouds.local.frozen.sparse_files import DamagedError
+from provisioner.clouds.local.frozen.memory_files import DamagedError
 from provisioner.clouds.local.frozen.templates import Template, TemplateError
 from provisioner.clouds.local.vm import machine_logs, qemu
 from provisioner.clouds.local.vm.processes import User
@@ -105,18 +105,22 @@ def test_machines_of_one_kind_share_a_template(image: Path, launch: Launch) -> N
     assert templates.key(image, primary) == templates.key(image, other)
 
 
+def put(template: Template, launch: Launch) -> None:
+    """Puts a finished template in its place, as far as can be seen from outside."""
+    template.directory.mkdir(parents=True, mode=0o700)
+    for name in (*templates.CHECKED, templates.CONSOLE):
+        path = template.directory / name
+        path.touch(mode=0o600)
+        path.write_bytes(b"" if name == templates.MEMORY else b"x" * 100)
+    os.truncate(template.memory, launch.memory_mib * MIB)
+    templates.complete(template.directory)
+
+
 @pytest.fixture
 def template(image: Path, launch: Launch) -> Template:
-    """A finished template, as far as can be seen from outside."""
+    """A finished template."""
     made = Template(image.parent / TEMPLATES / templates.key(image, launch))
-    made.directory.mkdir(parents=True, mode=0o700)
-    made.memory.touch(mode=0o600)
-    with made.memory.open("r+b") as file:
-        file.truncate(2 * MIB)
-    for path in (made.state, made.disk, made.console):
-        path.touch(mode=0o600)
-        path.write_bytes(b"x" * 100)
-    templates.complete(made.directory)
+    put(made, launch)
     return made
 
 
@@ -126,28 +130,21 @@ def test_a_whole_template_of_our_own_is_used_as_it_is(image: Path, launch: Launc
     assert said == []
 
 
-def shorten(template: Template) -> None:
-    template.state.write_bytes(b"x" * 99)
-
-
-def lose_memory(template: Template) -> None:
-    template.memory.write_bytes(b"")
-
-
-def lose_record(template: Template) -> None:
-    (template.directory / templates.RECORD).write_text("{")
-
-
-def open_to_others(template: Template) -> None:
-    template.memory.chmod(0o666)
-
-
-@pytest.mark.parametrize("damage", [shorten, lose_memory, lose_record, open_to_others])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda template: (template.directory / templates.STATE).write_bytes(b"x" * 99),
+        lambda template: template.memory.write_bytes(b""),
+        lambda template: (template.directory / templates.RECORD).write_text("{"),
+        lambda template: template.memory.chmod(0o666),
+    ],
+    ids=["shorter", "no-memory", "no-record", "open-to-others"],
+)
 def test_a_damaged_template_is_not_used_and_removed(
     image: Path,
     launch: Launch,
     template: Template,
-    damage: Callable[[Template], None],
+    damage: Callable[[Template], object],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -236,7 +233,7 @@ def test_a_new_template_removes_what_earlier_boots_left(
 def test_memory_and_state_are_of_one_template(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
     def locked_after_another_made_it_anew(*_: object, **__: object) -> Iterator[None]:
-        for path in (template.state, template.memory):
+        for path in (template.directory / templates.STATE, template.memory):
             path.with_name("new").write_bytes(b"n" * path.stat().st_size)
             path.with_name("new").replace(path)
         templates.complete(template.directory)
@@ -330,9 +327,7 @@ def test_a_qemu_that_writes_without_end_is_not_waited_for(tmp_path: Path) -> Non
         templates.write_state(connection, directory)
 
 
-def test_a_remade_template_is_not_discarded_for_the_old_one(image: Path, launch: Launch) -> None:
-    template = Template(image.parent / TEMPLATES / templates.key(image, launch))
-    put(template, launch)
+def test_a_remade_template_is_not_discarded_for_the_old_one(template: Template, image: Path, launch: Launch) -> None:
     old = templates.obtain(image, launch, pytest.fail)
     remove_tree(template.directory)
     put(template, launch)
@@ -342,8 +337,7 @@ def test_a_remade_template_is_not_discarded_for_the_old_one(image: Path, launch:
     assert not template.directory.exists()
 
 
-def test_discarding_a_template_makes_no_directory(image: Path, launch: Launch) -> None:
-    template = Template(image.parent / TEMPLATES / templates.key(image, launch))
+def test_discarding_a_template_makes_no_directory(template: Template, image: Path) -> None:
     remove_tree(image.parent)
     templates.discard(template)
     assert not image.parent.exists()
@@ -383,20 +377,8 @@ def test_a_failed_template_is_not_tried_again_at_once(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-@pytest.mark.parametrize("part", ["memory", "state", "disk", "console"])
-def test_a_template_of_another_user_is_not_used(image: Path, launch: Launch, part: str) -> None:
-    template = Template(image.parent / TEMPLATES / templates.key(image, launch))
-    put(template, launch)
+@pytest.mark.parametrize("part", templates.PARTS)
+def test_a_template_of_another_user_is_not_used(template: Template, launch: Launch, part: str) -> None:
     assert templates.usable(template, launch)
-    os.chown(getattr(template, part), 65534, 65534)
+    os.chown(template.directory / part, 65534, 65534)
     assert not templates.usable(template, launch)
-
-
-def put(template: Template, launch: Launch) -> None:
-    """Puts a finished template in its place."""
-    template.directory.mkdir(parents=True, mode=0o700)
-    for path, size in ((template.memory, launch.memory_mib * MIB), (template.state, 1), (template.disk, 1)):
-        path.touch(mode=0o600)
-        os.truncate(path, size)
-    template.console.touch(mode=0o600)
-    templates.complete(template.directory)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 import struct
 
-from provisioner.clouds.local.network import egress_rules
+from provisioner.clouds.local.network import egress
 
 MAC = bytes.fromhex("525400000003")
-GATEWAY_MAC = bytes.fromhex(egress_rules.GATEWAY_MAC.replace(":", ""))
+GATEWAY_MAC = bytes.fromhex(egress.GATEWAY_MAC.replace(":", ""))
 
 
 def checksum(data: bytes) -> int:
@@ -20,7 +20,7 @@ def checksum(data: bytes) -> int:
     return ~total & 0xFFFF
 
 
-def ipv4(protocol: int, destination: str, payload: bytes, source: str = egress_rules.GUEST_ADDRESS) -> bytes:
+def ipv4(protocol: int, destination: str, payload: bytes, source: str = egress.GUEST_ADDRESS) -> bytes:
     """An Ethernet frame with an IPv4 packet."""
     ends = socket.inet_aton(source) + socket.inet_aton(destination)
     header = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(payload), 1, 0x4000, 64, protocol, 0)
@@ -28,7 +28,7 @@ def ipv4(protocol: int, destination: str, payload: bytes, source: str = egress_r
     return GATEWAY_MAC + MAC + b"\x08\x00" + header + payload
 
 
-def udp(destination: str, port: int, source_port: int, data: bytes, source: str = egress_rules.GUEST_ADDRESS) -> bytes:
+def udp(destination: str, port: int, source_port: int, data: bytes, source: str = egress.GUEST_ADDRESS) -> bytes:
     """A frame with a UDP datagram."""
     plain = struct.pack("!HHHH", source_port, port, 8 + len(data), 0) + data
     ends = socket.inet_aton(source) + socket.inet_aton(destination)
@@ -42,6 +42,11 @@ def ping(destination: str, identifier: int, data: bytes = b"") -> bytes:
     return ipv4(1, destination, plain[:2] + struct.pack("!H", checksum(plain)) + plain[4:])
 
 
+def framed(frame: bytes) -> bytes:
+    """A frame in QEMU's stream."""
+    return struct.pack("!I", len(frame)) + frame
+
+
 def payload_of(frames: list[bytes]) -> bytes:
     """Checks the headers of one datagram's frames and puts its pieces together: UDP's or ICMP's header and data."""
     packet = b""
@@ -51,7 +56,7 @@ def payload_of(frames: list[bytes]) -> bytes:
         assert frame[14] == 0x45
         assert checksum(frame[14:34]) == 0
         assert int.from_bytes(frame[16:18], "big") == len(frame) - 14
-        assert frame[30:34] == socket.inet_aton(egress_rules.GUEST_ADDRESS)
+        assert frame[30:34] == socket.inet_aton(egress.GUEST_ADDRESS)
         place = int.from_bytes(frame[20:22], "big")
         assert (place & 0x1FFF) * 8 == len(packet)
         assert bool(place & 0x2000) is (number < len(frames) - 1)

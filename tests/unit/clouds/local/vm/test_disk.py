@@ -1,13 +1,127 @@
-"""Tests which machine ends when the host's disk is nearly full, and what existing machines count for."""
+"""Tests machines' disks: layers, what they count for, and which machine ends when the host's disk is nearly full."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from provisioner.clouds.local.vm import disk, qemu
-from provisioner.clouds.local.vm.disk import GIB, Overlay, Room, is_first_to_go, overlays, room, share_bytes
+from provisioner.clouds.local.vm.disk import (
+    GIB,
+    Overlay,
+    ReplacedBelowError,
+    Room,
+    copy,
+    create,
+    is_first_to_go,
+    note_below,
+    noted_below,
+    opened,
+    overlays,
+    put_over,
+    room,
+    share_bytes,
+)
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    image = tmp_path / "image.raw"
+    image.write_bytes(b"i" * (4 * MIB))
+    return image
+
+
+def write(layer: Path, offset: int, letter: str) -> None:
+    pattern = f"write -P {ord(letter)} {offset} {MIB}"
+    subprocess.run(["qemu-io", "-c", pattern, str(layer)], check=True, stdout=subprocess.DEVNULL)
+
+
+def contents(layer: Path) -> str:
+    raw = layer.with_suffix(".read")
+    subprocess.run(["qemu-img", "convert", "-O", "raw", str(layer), str(raw)], check=True)
+    return "".join(chr(raw.read_bytes()[offset]) for offset in range(0, 4 * MIB, MIB))
+
+
+def backing(layer: Path) -> str:
+    said = subprocess.run(["qemu-img", "info", "--output=json", str(layer)], check=True, capture_output=True).stdout
+    return str(json.loads(said)["backing-filename"])
+
+
+def test_a_layer_has_what_was_written_and_the_rest_from_below(tmp_path: Path, image: Path) -> None:
+    layer = tmp_path / "layer.qcow2"
+    create(layer, image)
+    write(layer, MIB, "a")
+    assert contents(layer) == "iaii"
+    with opened(layer) as descriptors:
+        assert len(set(descriptors)) == 2
+    create(layer, image)
+    assert contents(layer) == "iiii"
+
+
+def test_a_copy_over_the_image_alone_has_what_was_in_between(tmp_path: Path, image: Path) -> None:
+    between, layer, copied = (tmp_path / f"{name}.qcow2" for name in ("between", "layer", "copied"))
+    create(between, image)
+    write(between, MIB, "b")
+    write(between, 2 * MIB, "b")
+    create(layer, between)
+    write(layer, 2 * MIB, "l")
+    copy(layer, copied)
+    put_over(copied, between, image, 1)
+    between.unlink()
+    layer.unlink()
+    assert contents(copied) == "ibli"
+    assert backing(copied) == str(image)
+
+
+def test_a_copy_may_take_as_long_as_its_size_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, run, limits = tmp_path / "layer", subprocess.run, []
+
+    def noting(*arguments: Any, timeout: float, **options: Any) -> Any:
+        limits.append(timeout)
+        return run(*arguments, timeout=timeout, **options)
+
+    monkeypatch.setattr(subprocess, "run", noting)
+    monkeypatch.setattr(disk, "COPIED_BYTES_PER_SECOND", MIB / 100)
+    with layer.open("wb") as file:
+        file.write(b"l" * MIB)
+        file.truncate(1 << 30)  # a hole needs no time
+    copy(layer, tmp_path / "copied")
+    [seconds] = limits
+    assert 700 <= seconds < 1000
+
+
+def test_a_layers_words_about_its_backing_disk_do_not_count(tmp_path: Path, image: Path) -> None:
+    secret, layer = tmp_path / "secret.raw", tmp_path / "layer.qcow2"
+    secret.write_bytes(b"s" * (4 * MIB))
+    create(layer, image)
+    write(layer, 0, "l")
+    subprocess.run(["qemu-img", "rebase", "-u", "-b", str(secret), "-F", "raw", str(layer)], check=True)
+    put_over(layer, image, image, 1)
+    assert contents(layer) == "liii"
+
+
+def make_anew(below: Path) -> None:
+    """Replaces a disk by another of the same size, as a template is that another machine threw away."""
+    other = below.with_name("other")
+    other.write_bytes(b"o" * below.stat().st_size)
+    other.replace(below)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, make_anew])
+def test_a_replaced_backing_disk_is_noticed(tmp_path: Path, image: Path, change: Callable[[Path], None]) -> None:
+    note_below(tmp_path, image)
+    assert noted_below(tmp_path) == image
+    change(image)
+    with pytest.raises(ReplacedBelowError, match="since the machine started"):
+        noted_below(tmp_path)
+
 
 A, B = Path("a"), Path("b")
 
@@ -30,11 +144,7 @@ def test_a_machine_without_a_share_never_goes() -> None:
 def test_room_is_what_is_free_less_what_is_due_and_the_reserve() -> None:
     assert Room(10 * GIB, 3 * GIB).bytes == 5 * GIB
     assert Room(4 * GIB, 3 * GIB).bytes == 0
-
-
-def test_a_share_is_a_part_of_the_disk() -> None:
-    assert share_bytes(16, 8) == 2 * GIB
-    assert share_bytes(16, 1) == 16 * GIB
+    assert (share_bytes(16, 8), share_bytes(16, 1)) == (2 * GIB, 16 * GIB)
 
 
 def test_disks_are_listed_with_what_they_take(tmp_path: Path) -> None:

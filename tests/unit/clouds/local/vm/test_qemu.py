@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 
 from provisioner.clouds.local import machine
+from provisioner.clouds.local.network import captures
 from provisioner.clouds.local.vm import qemu
 from provisioner.clouds.local.vm.processes import User
 from provisioner.clouds.local.vm.qemu import (
     Launch,
     QMPError,
+    captured,
     command,
     forwarded_port,
     link_sockets,
@@ -36,6 +38,7 @@ LAUNCH = Launch(
     cpus=2, memory_mib=1024, kernel="/k", initrd="/i", kvm=False, link=(), internet_fd=None, user=None,
     disk_fds=(7, 8),
 )  # fmt: skip
+LINK = (("link.sock", "../aux/link.sock"),)
 PROCESSES = multiprocessing.get_context("spawn")
 
 
@@ -51,13 +54,8 @@ def test_every_machine_has_a_closed_card_and_a_loopback_port() -> None:
     assert "hostfwd=tcp:127.0.0.1:0-:22" in management
 
 
-def test_an_emulated_machine_has_the_instructions_for_aes() -> None:
-    argv = command(LAUNCH)
-    assert "aes" in argv[argv.index("-cpu") + 1]
-
-
 def test_link_and_internet_are_cards_of_their_own() -> None:
-    link, internet = cards(command(replace(LAUNCH, link=(("link.sock", "../aux/link.sock"),), internet_fd=5)))[1:]
+    link, internet = cards(command(replace(LAUNCH, link=LINK, internet_fd=5)))[1:]
     assert "local.type=unix,local.path=link.sock" in link
     assert "addr.str=5" in internet
     assert "user" not in internet
@@ -115,16 +113,12 @@ def test_qemu_runs_in_its_sandbox_without_a_display(kvm: bool) -> None:
     assert not {"-monitor", "-vnc", "-spice", "-gdb"} & set(argv)
 
 
-def test_only_an_emulated_kernel_drops_mitigations() -> None:
-    for option in ("mitigations=off", "no_timer_check"):
-        assert option in " ".join(command(LAUNCH))
-        assert option not in " ".join(command(replace(LAUNCH, kvm=True)))
-
-
-def test_an_emulated_machines_translated_code_is_bounded() -> None:
-    argv = command(LAUNCH)
-    assert argv[argv.index("-accel") + 1] == "tcg,tb-size=128"
-    assert "kvm" in command(replace(LAUNCH, kvm=True))
+def test_an_emulated_machine_is_told_what_a_real_one_does_without() -> None:
+    emulated, real = (" ".join(command(replace(LAUNCH, kvm=kvm))) for kvm in (False, True))
+    for words in (",+aes", "mitigations=off", "no_timer_check", "-accel tcg,tb-size=128"):
+        assert words in emulated
+        assert words not in real
+    assert "-accel kvm" in real
 
 
 def hold(pidfile: Path, held: Event) -> None:
@@ -233,3 +227,13 @@ def test_qemu_says_its_version(tmp_path: Path) -> None:
 def test_a_version_that_is_none_is_refused(tmp_path: Path, answer: Any) -> None:
     with serving(tmp_path, {"query-version": answer}), qemu.QMP(tmp_path) as qmp, pytest.raises(QMPError):
         qmp.version()
+
+
+def test_two_cards_are_captured_and_management_never() -> None:
+    assert captured((), None) == []
+    assert captured(LINK, 5) == [
+        *("-object", "filter-dump,id=capture-link,netdev=link,file=link.pcap,maxlen=2048"),
+        *("-object", "filter-dump,id=capture-internet,netdev=internet,file=internet.pcap,maxlen=2048"),
+    ]
+    assert captured((*LINK, *LINK), None)[1].startswith("filter-dump,id=capture-link,netdev=link,")
+    assert set(captures.CARDS) == {"link", "internet"}

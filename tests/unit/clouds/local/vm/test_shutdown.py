@@ -35,35 +35,25 @@ def event(name: str, guest: str, reason: str) -> str:
     ids=["guest", "host", "many", "reset", "strange", "deep", "long", "none"],
 )
 def test_the_last_shutdown_counts(events: str, expected: tuple[str, bool | None]) -> None:
-    assert shutdown.explain(events.encode(), 3, 3, rebooted=False) == expected
+    kills = 3 if expected == CRASH else 4  # which do not matter where QEMU has said why
+    assert shutdown.explain(events.encode(), 3, kills, rebooted=False) == expected
 
 
 SHORT = ("the host ran out of memory and killed a process", True)
 
 
 @pytest.mark.parametrize(
-    ("events", "before", "now", "expected"),
-    [
-        ("", 3, 4, SHORT),
-        ("", 0, 1, SHORT),
-        ("", 3, 3, CRASH),
-        ("", 3, 0, CRASH),
-        ("", None, 4, CRASH),
-        ("", 3, None, CRASH),
-        (event("SHUTDOWN", "false", "host-signal"), 3, 4, ("QEMU says host-signal", False)),
-    ],
-    ids=["killed", "first", "none-killed", "rebooted", "no-note", "no-counter", "event"],
-)
-def test_a_silent_end_by_the_oom_killer_is_no_crash(
-    events: str, before: int | None, now: int | None, expected: tuple[str, bool | None]
-) -> None:
-    assert shutdown.explain(events.encode(), before, now, rebooted=False) == expected
-
-
-@pytest.mark.parametrize(
     ("noted", "expected"),
-    [("oom_kill 3\n", SHORT), ("oom_kill 4\n", CRASH), ("pgfault 9\n", CRASH), ("oom_kill x\n", CRASH), (None, CRASH)],
-    ids=["grown", "same", "no-counter", "strange", "unreadable"],
+    [
+        ("oom_kill 3\n", SHORT),
+        ("oom_kill 0\n", SHORT),
+        ("oom_kill 4\n", CRASH),
+        ("oom_kill 5\n", CRASH),
+        ("pgfault 9\n", CRASH),
+        ("oom_kill x\n", CRASH),
+        (None, CRASH),
+    ],
+    ids=["grown", "first", "same", "less", "no-counter", "strange", "unreadable"],
 )
 def test_the_counter_is_noted_before_qemu_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: str | None, expected: tuple[str, bool | None]

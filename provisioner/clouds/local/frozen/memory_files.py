@@ -1,4 +1,4 @@
-"""Gives machines that resume from one template one copy of its memory, which none of them can change.
+"""Copies and checks machines' memory, which are sparse files, and shares one copy of a template's among machines.
 
 QEMU 7.2 insists on a file that it may write, and an attacker in QEMU must not write into other machines. So it
 gets a copy in memory that the kernel has sealed. The watchdogs of the machines keep it open; the next machine finds it
@@ -8,14 +8,118 @@ with one of them. The copy is gone with the last. Standard library only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from provisioner.clouds.local.frozen import sparse_files
 from provisioner.clouds.local.vm.processes import start_time
 from provisioner.store.files import write_atomically
+
+# Large enough that each takes few calls, small enough that few zeros are read beside data.
+CHUNK_BYTES = 1 << 16
+_ZEROS = bytes(CHUNK_BYTES)
+
+
+class DamagedError(OSError):
+    """A file has other contents than it should.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path.name} is damaged: its contents have changed")
+
+
+def chunks(file: int) -> Iterator[tuple[int, bytes]]:
+    """Yields what is in a file, with offsets: each aligned chunk that has more than zeros.
+
+    So it yields the same whichever zeros the file system keeps as holes.
+
+    Args:
+        file: a descriptor, whose position is not used and not kept.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    end = os.fstat(file).st_size
+    offset = 0
+    while offset < end:
+        try:
+            offset = os.lseek(file, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole is left
+                return
+            raise
+        hole = os.lseek(file, offset, os.SEEK_HOLE)
+        offset -= offset % CHUNK_BYTES
+        while offset < hole:
+            data = os.pread(file, CHUNK_BYTES, offset)
+            if data != _ZEROS[: len(data)]:
+                yield offset, data
+            offset += CHUNK_BYTES
+
+
+def digest(path: Path) -> str:
+    """Returns a hash of a file's contents and size: SHA-256 of its chunks, each with its offset.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return digest_of(file.fileno())
+
+
+def digest_of(file: int) -> str:
+    """Returns the same of an open file, whose position stays as it is.
+
+    Args:
+        file: a descriptor.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    position = os.lseek(file, 0, os.SEEK_CUR)
+    try:
+        return _digest(file, None)
+    finally:
+        os.lseek(file, position, os.SEEK_SET)
+
+
+def copy(source: Path, target: int) -> str:
+    """Copies a file into an empty one, holes as holes, and returns the digest of what was copied.
+
+    Args:
+        source: the file.
+        target: a descriptor.
+
+    Raises:
+        OSError: it cannot be read, or there is no room for it.
+    """
+    with source.open("rb") as file:
+        os.truncate(target, os.fstat(file.fileno()).st_size)
+        return _digest(file.fileno(), target)
+
+
+def _digest(source: int, target: int | None) -> str:
+    contents = hashlib.sha256(os.fstat(source).st_size.to_bytes(8))
+    for offset, data in chunks(source):
+        contents.update(offset.to_bytes(8))
+        contents.update(data)
+        if target is not None:
+            _write(target, data, offset)
+    return contents.hexdigest()
+
+
+def _write(target: int, data: bytes, offset: int) -> None:
+    while data:
+        written = os.pwrite(target, data, offset)
+        data, offset = data[written:], offset + written
+
 
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
@@ -28,7 +132,7 @@ def opened(memory: Path, holders: Path, digest: str) -> int:
     Args:
         memory: the template's memory.
         holders: file that names the processes that have a copy open.
-        digest: what the memory's contents have to be (sparse_files.py). A copy was checked when it was made.
+        digest: what the memory's contents have to be (py). A copy was checked when it was made.
 
     Raises:
         DamagedError: its contents are others.
@@ -84,8 +188,8 @@ def _is_copy(descriptor: int, size: int, name: str) -> bool:
 def _copied(memory: Path, digest: str) -> int:
     descriptor = os.memfd_create(_name(memory), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        if sparse_files.copy(memory, descriptor) != digest:
-            raise sparse_files.DamagedError(memory)
+        if copy(memory, descriptor) != digest:
+            raise DamagedError(memory)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     except BaseException:
         os.close(descriptor)

@@ -9,7 +9,7 @@ import pytest
 
 from provisioner.base.errors import IsolationError
 from provisioner.base.models import Destination, Endpoint, ProbeResult, Role
-from provisioner.isolation.probes import CanaryPorts, Questions, evaluate, questions, require
+from provisioner.isolation.questions import CanaryPorts, Questions, evaluate, questions, require
 from tests.unit.fakes.probes import answers, honest_answers
 from tests.unit.fakes.world import environment
 

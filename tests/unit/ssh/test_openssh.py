@@ -12,7 +12,7 @@ from provisioner.base.errors import CommandTimeoutError, MachineLostError
 from provisioner.base.signals import no_check
 from provisioner.copying.transfer import download, upload
 from provisioner.ssh.calls import SOCKET
-from provisioner.ssh.kept_connection import KeptConnection, end_connection, keep_connection
+from provisioner.ssh.openssh import KeptConnection, end_connection, keep_connection
 from tests.kept import be_patient, keepers
 from tests.unit.fakes.sshd import Sshd
 from tests.unit.ssh.test_connection import login_to, sh

@@ -1,4 +1,4 @@
-"""Tests the writer of a machine's file tree."""
+"""Tests what writes a machine's file tree. test_transfer.py reads honest trees, and tests/attacks the others."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.copying import tree_writer
-from provisioner.copying.tree_reader import TreeError
-from provisioner.copying.tree_writer import DiskFullError, TreeWriter
+from provisioner.copying import trees
+from provisioner.copying.trees import DiskFullError, TreeError, TreeWriter
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Iterator[int]:
+def top(tmp_path: Path) -> Iterator[int]:
     descriptor = os.open(tmp_path, os.O_RDONLY)
     yield descriptor
     os.close(descriptor)
@@ -25,9 +24,9 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_tree_is_written_and_everything_closed(directory: int, tmp_path: Path) -> None:
+def test_a_tree_is_written_and_everything_closed(top: int, tmp_path: Path) -> None:
     before = descriptors()
-    with TreeWriter(directory) as writer:
+    with TreeWriter(top) as writer:
         writer.begin_directory("")
         writer.begin_file("file", executable=True)
         writer.write(b"con")
@@ -41,7 +40,7 @@ def test_a_tree_is_written_and_everything_closed(directory: int, tmp_path: Path)
 
 
 @pytest.mark.parametrize("first", ["directory", "file", "link"])
-def test_nothing_that_exists_is_touched(directory: int, tmp_path: Path, first: str) -> None:
+def test_nothing_that_exists_is_touched(top: int, tmp_path: Path, first: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     if first == "directory":
@@ -50,20 +49,20 @@ def test_nothing_that_exists_is_touched(directory: int, tmp_path: Path, first: s
         (tmp_path / "payload").touch()
     else:
         (tmp_path / "payload").symlink_to(outside)
-    with TreeWriter(directory) as writer, pytest.raises(TreeError, match="comes twice"):
+    with TreeWriter(top) as writer, pytest.raises(TreeError, match="comes twice"):
         writer.begin_directory("")
-    with TreeWriter(directory) as writer, pytest.raises(TreeError, match="comes twice"):
+    with TreeWriter(top) as writer, pytest.raises(TreeError, match="comes twice"):
         writer.begin_file("", executable=False)
     assert list(outside.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO], ids=["disk", "quota", "broken"])
-def test_a_failure_to_write_is_ours_to_explain(directory: int, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_failure_to_write_is_ours_to_explain(top: int, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def fail(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
     expected = TreeError if number == errno.EIO else DiskFullError
-    with TreeWriter(directory) as writer:
+    with TreeWriter(top) as writer:
         writer.begin_file("", executable=False)
         monkeypatch.setattr(os, "write", fail)
         with pytest.raises(expected):
@@ -72,13 +71,13 @@ def test_a_failure_to_write_is_ours_to_explain(directory: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("what", ["FREE_BYTES", "FREE_INODES"])
-def test_space_is_left_on_the_disk(directory: int, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    with TreeWriter(directory) as writer:
+def test_space_is_left_on_the_disk(top: int, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    with TreeWriter(top) as writer:
         writer.begin_directory("")
-        monkeypatch.setattr(tree_writer, what, 1 << 60)
+        monkeypatch.setattr(trees, what, 1 << 60)
         monkeypatch.setattr(os, "fstatvfs", lambda file, ask=os.fstatvfs: with_inodes(ask(file)))
         with pytest.raises(DiskFullError):
-            make_directories(writer, 2 * tree_writer.BYTES_BETWEEN_CHECKS // tree_writer.ENTRY_BYTES)
+            make_directories(writer, 2 * trees.BYTES_BETWEEN_CHECKS // trees.WRITTEN_ENTRY_BYTES)
 
 
 def make_directories(writer: TreeWriter, count: int) -> None:

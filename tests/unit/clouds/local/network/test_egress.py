@@ -1,13 +1,16 @@
-"""The egress proxy's decisions: what an allowlist entry may be, what it covers, and which frames may pass."""
+"""The egress proxy's decisions and counters: what an allowlist entry may be and covers, and which frames may pass."""
 
 from __future__ import annotations
 
 import ipaddress
 import struct
+from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local.network import egress_rules
+from provisioner.clouds.local.network import egress
+from provisioner.clouds.local.network.egress import Counters, Counts, read
+from tests.unit.clouds.local.network.frame_maker import framed
 
 
 @pytest.mark.parametrize(
@@ -20,44 +23,24 @@ from provisioner.clouds.local.network import egress_rules
     ],
 )
 def test_an_allowlist_entry_is_a_network_and_a_port(text: str, network: str, port: int) -> None:
-    assert egress_rules.parse_allow(text) == egress_rules.Rule(ipaddress.IPv4Network(network), port)
+    assert egress.parse_allow(text) == egress.Rule(ipaddress.IPv4Network(network), port)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "203.0.113.7",
-        "203.0.113.7/32:",
-        "203.0.113.7/32:0",
-        "203.0.113.7/32:65536",
-        "203.0.113.7/32:443x",
-        "203.0.113.7/32:-1",
-        "203.0.113.7/32: 443",
-        "203.0.113.7/32:٤",
-        "203.0.113.7/24:443",
-        "203.0.113.7/33:443",
-        "203.0.113.0/255.255.255.0:443",
-        "example.org:443",
-        "[2001:db8::1]:443",
-        "127.0.0.1/32:80",
-        "127.5.0.0/16:80",
-        "0.0.0.0/0:443",
-        "0.0.0.0/32:443",
-        "64.0.0.0/2:443",
-        "169.254.169.254/32:80",
-        "100.100.100.200/32:80",
-        "100.64.0.0/10:80",
-        "168.63.129.16/32:32526",
-        "192.0.0.192/32:80",
-        "224.0.0.1/32:80",
-        "255.255.255.255/32:80",
-        "203.0.113.7/32:443\n",
+        *("", "203.0.113.7", "203.0.113.7/32:", "203.0.113.7/32:0", "203.0.113.7/32:65536", "203.0.113.7/32:443x"),
+        *("203.0.113.7/32:-1", "203.0.113.7/32: 443", "203.0.113.7/32:٤", "203.0.113.7/32:443\n"),
+        *("203.0.113.7/24:443", "203.0.113.7/33:443", "203.0.113.0/255.255.255.0:443"),
+        *("example.org:443", "[2001:db8::1]:443"),
+        *("127.0.0.1/32:80", "127.5.0.0/16:80", "0.0.0.0/0:443", "0.0.0.0/32:443", "64.0.0.0/2:443"),
+        *("169.254.169.254/32:80", "100.100.100.200/32:80", "100.64.0.0/10:80", "168.63.129.16/32:32526"),
+        *("192.0.0.192/32:80", "224.0.0.1/32:80", "255.255.255.255/32:80"),
     ],
 )
 def test_an_entry_that_touches_the_host_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        egress_rules.parse_allow(text)
+        egress.parse_allow(text)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +56,8 @@ def test_an_entry_that_touches_the_host_is_refused(text: str) -> None:
     ],
 )
 def test_a_port_is_allowed_for_its_own_network_only(address: str, port: int, allowed: bool) -> None:
-    rules = [egress_rules.parse_allow("203.0.113.7/32:443"), egress_rules.parse_allow("198.51.100.0/24:8443")]
-    assert egress_rules.allows(rules, address, port) is allowed
+    rules = [egress.parse_allow("203.0.113.7/32:443"), egress.parse_allow("198.51.100.0/24:8443")]
+    assert egress.allows(rules, address, port) is allowed
 
 
 def test_the_hosts_own_addresses_are_read_from_the_kernels_table() -> None:
@@ -92,7 +75,7 @@ def test_the_hosts_own_addresses_are_read_from_the_kernels_table() -> None:
      |-- 192.0.2.0
         /24 link UNICAST
 """
-    assert [str(network) for network in egress_rules.host_networks(table)] == [
+    assert [str(network) for network in egress.host_networks(table)] == [
         "127.0.0.0/8",
         "192.0.2.2/32",
         "192.0.2.255/32",
@@ -105,18 +88,14 @@ def ipv4(destination: str, first: int = 0x45, protocol: int = 6, place: int = 0)
     return bytes(12) + b"\x08\x00" + packet + ipaddress.IPv4Address(destination).packed
 
 
-def framed(frame: bytes) -> bytes:
-    return struct.pack("!I", len(frame)) + frame
-
-
 @pytest.fixture
 def datagrams() -> list[bytes]:
     return []
 
 
 @pytest.fixture
-def frames(datagrams: list[bytes]) -> egress_rules.FrameFilter:
-    frames = egress_rules.FrameFilter(datagrams.append)
+def frames(datagrams: list[bytes]) -> egress.FrameFilter:
+    frames = egress.FrameFilter(datagrams.append)
     frames.deny([ipaddress.IPv4Network("192.0.2.2/32")])
     return frames
 
@@ -125,40 +104,32 @@ def frames(datagrams: list[bytes]) -> egress_rules.FrameFilter:
     ("frame", "passes"),
     [
         (ipv4("203.0.113.7"), True),
+        (ipv4("203.0.113.7", place=0x4000), True),
         (bytes(12) + b"\x08\x06" + bytes(28), True),
-        (ipv4("127.0.0.1"), False),
-        (ipv4("127.255.0.1"), False),
-        (ipv4("0.0.0.0"), False),
-        (ipv4("0.1.2.3"), False),
-        (ipv4("192.0.2.2"), False),
-        (ipv4("169.254.169.254"), False),
-        (ipv4("239.1.1.1"), False),
-        (ipv4("255.255.255.255"), False),
+        *((ipv4(address), False) for address in ("127.0.0.1", "127.255.0.1", "0.0.0.0", "0.1.2.3", "192.0.2.2")),
+        *((ipv4(address), False) for address in ("169.254.169.254", "239.1.1.1", "255.255.255.255")),
         (ipv4("203.0.113.7", first=0x65), False),
         (ipv4("203.0.113.7", first=0x46), False),  # options
-        (ipv4("203.0.113.7", place=0x2000), False),  # a first fragment
-        (ipv4("203.0.113.7", place=1), False),
-        (ipv4("203.0.113.7", place=0x4000), True),
+        *((ipv4("203.0.113.7", place=place), False) for place in (0x2000, 1)),  # fragments
         (ipv4("203.0.113.7", protocol=47), False),
         (ipv4("203.0.113.7")[:33], False),
         (bytes(12) + b"\x86\xdd" + bytes(60), False),
         (bytes(12) + b"\x81\x00\x00\x01" + ipv4("127.0.0.1")[12:], False),
-        (b"", False),
-        (bytes(13), False),
+        *((bytes(size), False) for size in (0, 13)),
     ],
 )
-def test_only_arp_and_ipv4_to_other_hosts_pass(frames: egress_rules.FrameFilter, frame: bytes, passes: bool) -> None:
+def test_only_arp_and_ipv4_to_other_hosts_pass(frames: egress.FrameFilter, frame: bytes, passes: bool) -> None:
     for _ in range(2):  # the second verdict may come from memory
         assert frames.feed(framed(frame)) == (framed(frame) if passes else b"")
 
 
-def test_frames_to_denied_addresses_are_counted(frames: egress_rules.FrameFilter) -> None:
+def test_frames_to_denied_addresses_are_counted(frames: egress.FrameFilter) -> None:
     for destination in ("127.0.0.1", "203.0.113.7", "127.0.0.1", "192.0.2.2"):
         frames.feed(framed(ipv4(destination)))
     assert frames.denied == 3
 
 
-def test_frames_are_found_however_the_stream_is_cut(frames: egress_rules.FrameFilter) -> None:
+def test_frames_are_found_however_the_stream_is_cut(frames: egress.FrameFilter) -> None:
     good = framed(ipv4("203.0.113.7"))
     stream = good + framed(ipv4("127.0.0.1")) + framed(b"") + good
     for size in (1, 3, 5, 40, len(stream)):
@@ -166,7 +137,7 @@ def test_frames_are_found_however_the_stream_is_cut(frames: egress_rules.FrameFi
         assert b"".join(frames.feed(piece) for piece in pieces) == good + good
 
 
-def test_a_new_address_of_the_host_is_denied_at_once(frames: egress_rules.FrameFilter) -> None:
+def test_a_new_address_of_the_host_is_denied_at_once(frames: egress.FrameFilter) -> None:
     frame = framed(ipv4("203.0.113.7"))
     assert frames.feed(frame) == frame
     frames.deny([ipaddress.IPv4Network("203.0.113.7/32")])
@@ -174,7 +145,7 @@ def test_a_new_address_of_the_host_is_denied_at_once(frames: egress_rules.FrameF
 
 
 @pytest.mark.parametrize("protocol", [17, 1], ids=["udp", "icmp"])
-def test_datagrams_never_reach_passt(frames: egress_rules.FrameFilter, datagrams: list[bytes], protocol: int) -> None:
+def test_datagrams_never_reach_passt(frames: egress.FrameFilter, datagrams: list[bytes], protocol: int) -> None:
     permitted, denied = ipv4("203.0.113.7", protocol=protocol), ipv4("127.0.0.1", protocol=protocol)
     assert frames.feed(framed(permitted) + framed(denied)) == b""
     assert datagrams == [permitted]
@@ -184,7 +155,7 @@ def test_a_frame_that_is_not_all_there_waits() -> None:
     stream = framed(b"abc") + framed(b"") + framed(b"longer")
     for cut, whole in ((0, len(stream)), (1, 11), (len(stream) - 3, 0)):
         arrived = stream[: len(stream) - cut]
-        assert egress_rules.sift(arrived, lambda *frame: True) == (stream[:whole], arrived[whole:])
+        assert egress.sift(arrived, lambda *frame: True) == (stream[:whole], arrived[whole:])
 
 
 def segment(flags: int, options: bytes = b"", place: int = 0, protocol: int = 6) -> bytes:
@@ -196,19 +167,13 @@ def segment(flags: int, options: bytes = b"", place: int = 0, protocol: int = 6)
 @pytest.mark.parametrize(
     ("frame", "passes"),
     [
-        (segment(0), False),
-        (segment(0x08), False),  # PSH
-        (segment(0x29), False),  # FIN, PSH and URG
-        (segment(0xC0), False),  # ECN's
+        *((segment(flags), False) for flags in (0, 0x08, 0x29, 0xC0)),  # none; PSH; FIN, PSH, URG; ECN's
         (segment(0, options=b"\x01" * 8), False),
         (segment(0, options=b"\xff" * 40), False),
         (segment(0, place=0x4000), False),
         (segment(0x10)[:47], False),
         (segment(0x10, options=b"\x01" * 40)[:60], False),
-        (segment(0x02), True),
-        (segment(0x04), True),
-        (segment(0x10), True),
-        (segment(0x11), True),
+        *((segment(flags), True) for flags in (0x02, 0x04, 0x10, 0x11)),
         (segment(0x10, options=bytes(40)), True),
         (segment(0x18) + bytes(1460), True),
         (segment(0, place=1), True),  # data of a fragment
@@ -222,9 +187,35 @@ def segment(flags: int, options: bytes = b"", place: int = 0, protocol: int = 6)
 def test_a_segment_without_flags_is_not_for_the_machine(frame: bytes, passes: bool) -> None:
     stream = framed(segment(0x10)) + framed(frame) + framed(segment(0x10))
     expected = stream if passes else framed(segment(0x10)) * 2
-    assert egress_rules.sift(stream, egress_rules.is_for_machine) == (expected, b"")
+    assert egress.sift(stream, egress.is_for_machine) == (expected, b"")
 
 
-def test_a_stream_with_an_impossible_length_is_given_up(frames: egress_rules.FrameFilter) -> None:
+def test_a_stream_with_an_impossible_length_is_given_up(frames: egress.FrameFilter) -> None:
     with pytest.raises(ValueError, match="bytes"):
         frames.feed(b"\xff\xff\xff\xff")
+
+
+def test_counts_can_be_read_at_once_and_take_bounded_space(tmp_path: Path) -> None:
+    path = tmp_path / "counters"
+    counters = Counters(path)
+    assert read(path) == Counts()
+    size = path.stat().st_size
+    for total in range(1000):
+        counters.frames_denied(total)
+    counters.connected(is_allowed=True)
+    counters.connected(is_allowed=True)
+    counters.connected(is_allowed=False)
+    assert read(path) == Counts(denied=999, onward=2, outside=1)
+    assert path.stat().st_size == size
+
+
+def test_without_a_file_they_stay_in_memory() -> None:
+    Counters(None).connected(is_allowed=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"short", bytes(100)], ids=["empty", "short", "long"])
+def test_a_file_that_holds_something_else_is_an_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "counters"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="no counters"):
+        read(path)

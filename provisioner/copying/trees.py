@@ -1,11 +1,16 @@
-"""Reads the frames in which a machine sends a file tree (see copy_program.py), and refuses all that is not plain.
+"""Reads the frames in which a machine sends a file tree (see copy_program.py), and writes the tree into a directory.
 
-The machine is not trusted: names, depth, entries and bytes are bounded here. Touches no file.
+The machine is not trusted: all that is not plain is refused; names, depth, entries and bytes are bounded here. Nothing
+is opened by a path that another process could swap.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from typing import Protocol, Self
 
 from provisioner.base.frames import Frames
 from provisioner.base.validation import shown
@@ -18,9 +23,11 @@ from provisioner.copying.copy_program import (
     PIECE_BYTES,
     PROGRAM,
     SKIPPED,
+    TOP,
     UP,
     is_plain_name,
-)  # fmt: skip
+)
+from provisioner.copying.directories import LISTING_FLAGS
 
 LIMIT_BYTES = 4 << 30
 # As many as the file systems of large Python or Node projects hold. Limits the inodes that a machine can use up.
@@ -120,7 +127,12 @@ class TreeReader:
 
     def _receive(self, kind: bytes, payload: bytes) -> None:
         if kind == PIECE:
-            self._receive_piece(payload)
+            self._count_bytes(len(payload))
+            self._sink.write(payload)
+            if len(payload) < PIECE_BYTES:
+                self._sink.end_file()
+                self._file = None
+                self.files += 1
         elif kind == UP:
             self._directories.pop()
             self._sink.end_directory()
@@ -144,9 +156,9 @@ class TreeReader:
         if kind == DIRECTORY:
             self._sink.begin_directory(name.decode())
             self._directories.append(name)
-            return
-        self._sink.begin_file(name.decode(), executable=kind == PROGRAM)
-        self._file = name
+        else:
+            self._sink.begin_file(name.decode(), executable=kind == PROGRAM)
+            self._file = name
 
     def _count(self, name: bytes, size: int) -> None:
         """Counts an entry, and checks its place."""
@@ -165,16 +177,107 @@ class TreeReader:
         if self._bytes > LIMIT_BYTES:
             raise TreeError(f"it is larger than {LIMIT_BYTES >> 30} GiB")
 
-    def _receive_piece(self, piece: bytes) -> None:
-        self._count_bytes(len(piece))
-        self._sink.write(piece)
-        if len(piece) < PIECE_BYTES:
-            self._sink.end_file()
-            self._file = None
-            self.files += 1
-
 
 def _text(path: list[bytes]) -> str:
     """Returns a path as text, with what cannot be printed escaped."""
     text = b"/".join(path).decode(errors="backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+# What a copy leaves free on its disk, so that it does not stop the controller's own work.
+FREE_BYTES = 256 << 20
+FREE_INODES = 10_000
+# The disk is asked again after this much.
+BYTES_BETWEEN_CHECKS = 16 << 20
+# So many bytes does an entry count for in this, since an empty one takes an inode and a block.
+WRITTEN_ENTRY_BYTES = 1 << 14
+FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class DiskFullError(Exception):
+    """Going on would fill the disk."""
+
+
+class TreeWriter:
+    """Creates the files and directories of a tree. Use as a context manager.
+
+    Only contents and the permission to execute are kept. Nothing that exists is written to.
+
+    Args:
+        directory: the descriptor of an empty directory, in which the top is created.
+
+    Raises:
+        TreeError: a name comes twice in one directory, or cannot be written.
+        DiskFullError: the disk is nearly full.
+    """
+
+    def __init__(self, directory: int) -> None:
+        self._directories = [directory]
+        self._file: int | None = None
+        self._unchecked_bytes = BYTES_BETWEEN_CHECKS
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            os.close(self._file)
+        while len(self._directories) > 1:
+            self.end_directory()
+
+    def begin_directory(self, name: str) -> None:
+        """Creates a directory. What follows is created inside it, until it ends."""
+        self._require_space(WRITTEN_ENTRY_BYTES)
+        with _named(name):
+            os.mkdir(name or TOP, dir_fd=self._directories[-1])
+            self._directories.append(os.open(name or TOP, LISTING_FLAGS, dir_fd=self._directories[-1]))
+
+    def end_directory(self) -> None:
+        """Ends the innermost directory."""
+        os.close(self._directories.pop())
+
+    def begin_file(self, name: str, *, executable: bool) -> None:
+        """Creates a file."""
+        self._require_space(WRITTEN_ENTRY_BYTES)
+        with _named(name):
+            mode = 0o777 if executable else 0o666
+            self._file = os.open(name or TOP, FILE_FLAGS, mode, dir_fd=self._directories[-1])
+
+    def write(self, data: bytes) -> None:
+        """Writes a piece of the file's contents."""
+        assert self._file is not None
+        self._require_space(len(data))
+        with _named("a file's contents"):
+            while data:
+                data = data[os.write(self._file, data) :]
+
+    def end_file(self) -> None:
+        """Ends the file."""
+        assert self._file is not None
+        file, self._file = self._file, None
+        with _named("a file's contents"):
+            os.close(file)
+
+    def _require_space(self, size: int) -> None:
+        self._unchecked_bytes += size
+        if self._unchecked_bytes < BYTES_BETWEEN_CHECKS:
+            return
+        self._unchecked_bytes = 0
+        disk = os.fstatvfs(self._directories[0])
+        # Some file systems, such as btrfs, have no fixed number of inodes, and say 0.
+        has_inodes = disk.f_files == 0 or disk.f_favail >= FREE_INODES
+        if disk.f_bavail * disk.f_frsize < FREE_BYTES or not has_inodes:
+            raise DiskFullError
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Turns an error of the operating system into one of ours, which names what is written."""
+    try:
+        yield
+    except FileExistsError:
+        raise TreeError(f"{shown(name)} comes twice in one directory") from None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError from None
+        raise TreeError(f"{shown(name)} could not be written: {error.strerror}") from error

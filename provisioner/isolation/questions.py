@@ -1,4 +1,4 @@
-"""Lists the isolation probes of each machine, and judges its answers. Pure.
+"""Lists what each machine is asked to try for the proof of isolation, and judges its answers. Pure.
 
 The controller names every probe: an answer that is missing, repeated or to another question is no answer.
 """
