@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from signal import SIGKILL
 from typing import Any, Literal
 
@@ -88,20 +87,16 @@ def classify_score(result: object) -> ScoreResult:
     Args:
         result: the guest helper's object, described above.
     """
-    outcome = _outcome(result)
-    if isinstance(outcome, _Failed):
-        return ScoreResult(kind=outcome.kind, message=outcome.message, details=outcome.traceback)
-    if outcome.value is None:
-        return ScoreResult(kind="manual_scoring_required")
-    number = _number(outcome.value)
-    if number is None:
-        message = f"The score is {_a(outcome.value)}, not a number: {shown(outcome.value)}."
-        return ScoreResult(kind="not_a_number", message=message)
-    if math.isnan(number):
+    try:
+        value = _value(result)
+        if value is None:
+            return ScoreResult(kind="manual_scoring_required")
+        score = _number(value, "score")
+    except _FailedScoring as failed:
+        return ScoreResult(kind=failed.kind, message=failed.message, details=failed.traceback)
+    if math.isnan(score):
         return ScoreResult(kind="nan", message="The score is NaN.")
-    if math.isinf(number):
-        return ScoreResult(kind="infinite", message="The score is infinite, or too large for a number.")
-    return ScoreResult(kind="scored", score=number)
+    return ScoreResult(kind="scored", score=score)
 
 
 def parse_intermediate(result: object) -> IntermediateResult:
@@ -110,11 +105,22 @@ def parse_intermediate(result: object) -> IntermediateResult:
     Args:
         result: the guest helper's object, described above.
     """
-    outcome = _outcome(result)
-    judged = outcome if isinstance(outcome, _Failed) else _intermediate(outcome.value)
-    if isinstance(judged, _Failed):
-        return IntermediateResult(kind=judged.kind, failure=judged.message, traceback=judged.traceback)
-    return judged
+    try:
+        value = _value(result)
+        parts = value if isinstance(value, dict) else {"score": value}
+        if unknown := parts.keys() - {"score", "message", "details"}:
+            key = shown(min(unknown, key=str))
+            raise _FailedScoring("malformed", f"intermediate_score gave the unknown key {key}.")
+        for name in ("message", "details"):
+            if not isinstance(parts.get(name), dict | None):
+                what = f"intermediate_score gave {_a(parts[name])} as its {name}, not a mapping."
+                raise _FailedScoring("malformed", what)
+        score = None if parts.get("score") is None else _number(parts["score"], "intermediate score")
+    except _FailedScoring as failed:
+        return IntermediateResult(kind=failed.kind, failure=failed.message, traceback=failed.traceback)
+    kind: IntermediateKind = "no_score" if score is None else "invalid_submission" if math.isnan(score) else "scored"
+    message, details = (parts.get(name) or {} for name in ("message", "details"))
+    return IntermediateResult(kind=kind, score=score, message=message, details=details)
 
 
 def visible_message(score: float | None, message: Mapping[str, Any], visible_to_agent: bool) -> dict[str, object]:
@@ -138,85 +144,68 @@ def was_killed(result: object) -> bool:
     return isinstance(result, dict) and result.get("kind") == "exit" and result.get("exit_code") == -SIGKILL
 
 
-@dataclass(frozen=True)
-class _Returned:
-    value: object
+class _FailedScoring(Exception):
+    def __init__(self, kind: Failure, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.kind, self.message, self.traceback = kind, message, traceback
 
 
-@dataclass(frozen=True)
-class _Failed:
-    kind: Failure
-    message: str
-    traceback: str = ""
+def _value(result: object) -> object:
+    """Returns the value of the family's function.
 
-
-def _outcome(result: object) -> _Returned | _Failed:
-    """Returns the value of the family's function, or how it failed."""
+    Raises:
+        _FailedScoring: there is none.
+    """
     if result is None:
-        return _Failed("killed", "The machine gave no result.")
+        raise _FailedScoring("killed", "The machine gave no result.")
     if not isinstance(result, dict):
-        return _Failed("malformed", f"The machine answered {_a(result)} instead of a result.")
+        raise _FailedScoring("malformed", f"The machine answered {_a(result)} instead of a result.")
     status = result.get("status")
     if status == "ok" and "value" in result:
-        return _Returned(result["value"])
+        return result["value"]
     if status == "ok":
-        return _Failed("malformed", "The machine's result contains no value.")
+        raise _FailedScoring("malformed", "The machine's result contains no value.")
     if status != "error":
-        return _Failed("malformed", f"The machine's result has the unknown status {shown(status)}.")
-    return _error(result)
+        raise _FailedScoring("malformed", f"The machine's result has the unknown status {shown(status)}.")
+    raise _error(result)
 
 
-def _intermediate(value: object) -> IntermediateResult | _Failed:
-    if not isinstance(value, dict):
-        return _intermediate_score(value, {}, {})
-    if unknown := value.keys() - {"score", "message", "details"}:
-        return _Failed("malformed", f"intermediate_score gave the unknown key {shown(min(unknown, key=str))}.")
-    for name in ("message", "details"):
-        if not isinstance(value.get(name), dict | None):
-            return _Failed("malformed", f"intermediate_score gave {_a(value[name])} as its {name}, not a mapping.")
-    return _intermediate_score(value.get("score"), value.get("message") or {}, value.get("details") or {})
-
-
-def _intermediate_score(
-    value: object, message: dict[str, Any], details: dict[str, Any]
-) -> IntermediateResult | _Failed:
-    if value is None:
-        return IntermediateResult(kind="no_score", message=message, details=details)
-    number = _number(value)
-    if number is None:
-        return _Failed("not_a_number", f"The intermediate score is {_a(value)}, not a number: {shown(value)}.")
-    if math.isinf(number):
-        return _Failed("infinite", "The intermediate score is infinite, or too large for a number.")
-    kind: IntermediateKind = "invalid_submission" if math.isnan(number) else "scored"
-    return IntermediateResult(kind=kind, score=number, message=message, details=details)
-
-
-def _error(result: Mapping[str, object]) -> _Failed:
+def _error(result: Mapping[str, object]) -> _FailedScoring:
     kind = result.get("kind")
-    said = _text(result.get("message"), MAXIMUM_MESSAGE_CHARACTERS) or "no reason was given"
-    traceback = _text(result.get("traceback"), MAXIMUM_DETAILS_CHARACTERS)
+    failure: Failure
     if kind == "exception":
         name = _text(result.get("type"), MAXIMUM_NAME_CHARACTERS) or "an exception"
-        return _Failed("exception", f"Scoring raised {name}: {said}", traceback)
-    if was_killed(result):
-        return _Failed("killed", f"Scoring was killed, as when memory is short: {said}", traceback)
-    if kind == "exit":
-        return _Failed("exit", f"Scoring ended its process: {said}", traceback)
-    if kind == "timeout":
-        return _Failed("timeout", f"Scoring did not end in time: {said}", traceback)
-    if kind in ("invalid", "too_large"):
-        return _Failed("malformed", f"Scoring gave no usable result: {said}", traceback)
-    return _Failed("malformed", f"The machine's result has the unknown kind of error {shown(kind)}.")
+        failure, how = "exception", f"raised {name}"
+    elif was_killed(result):
+        failure, how = "killed", "was killed, as when memory is short"
+    elif kind == "exit":
+        failure, how = "exit", "ended its process"
+    elif kind == "timeout":
+        failure, how = "timeout", "did not end in time"
+    elif kind in ("invalid", "too_large"):
+        failure, how = "malformed", "gave no usable result"
+    else:
+        return _FailedScoring("malformed", f"The machine's result has the unknown kind of error {shown(kind)}.")
+    said = _text(result.get("message"), MAXIMUM_MESSAGE_CHARACTERS) or "no reason was given"
+    traceback = _text(result.get("traceback"), MAXIMUM_DETAILS_CHARACTERS)
+    return _FailedScoring(failure, f"Scoring {how}: {said}", traceback)
 
 
-def _number(value: object) -> float | None:
-    """Converts a JSON number to a float. Returns None for anything else, bool included."""
+def _number(value: object, what: str) -> float:
+    """Converts a JSON number to a float, which may be NaN.
+
+    Raises:
+        _FailedScoring: it is none, or infinite.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
+        raise _FailedScoring("not_a_number", f"The {what} is {_a(value)}, not a number: {shown(value)}.")
     try:
-        return float(value)
+        number = float(value)
     except OverflowError:
-        return math.inf
+        number = math.inf
+    if math.isinf(number):
+        raise _FailedScoring("infinite", f"The {what} is infinite, or too large for a number.")
+    return number
 
 
 def _text(value: object, limit: int) -> str:
