@@ -57,17 +57,23 @@ def test_its_own_tests_pass(tmp_path: Path) -> None:
 
 def test_the_agents_file_is_read_without_secrets(tmp_path: Path) -> None:
     write_family(tmp_path / "sums", aux=False, intermediate=True)
-    runuser = tmp_path / "bin" / "runuser"
-    runuser.parent.mkdir()
-    runuser.write_text(f"#!/bin/sh\n/usr/bin/env > {tmp_path}/seen\necho 42\n")
-    runuser.chmod(0o755)
+    programs = recorder(tmp_path, "42")
     program = "import sums; print(sums.TaskFamily.intermediate_score({'a': 19, 'b': 23}))"
     done = subprocess.run(
         [sys.executable, "-B", "-c", program], cwd=tmp_path / "sums", capture_output=True, text=True, check=True,
-        timeout=BOUND_SECONDS, env={"PATH": str(runuser.parent), "TOKEN": "very-secret"},
+        timeout=BOUND_SECONDS, env={"PATH": str(programs), "TOKEN": "very-secret"},
     )  # fmt: skip
     assert "'sum': 'right'" in done.stdout
     assert "very-secret" not in (tmp_path / "seen").read_text()
+
+
+def recorder(directory: Path, says: str = "") -> Path:
+    """A runuser that writes its environment to `seen`; returns the directory that it is in."""
+    runuser = directory / "bin" / "runuser"
+    runuser.parent.mkdir()
+    runuser.write_text(f"#!/bin/sh\n/usr/bin/env > {directory}/seen\necho {says}\n")
+    runuser.chmod(0o755)
+    return runuser.parent
 
 
 AS_AGENT = {
@@ -82,16 +88,13 @@ AS_AGENT = {
 def test_new_families_run_agents_without_secrets(tmp_path: Path, name: str) -> None:
     if name == "new":
         write_family(tmp_path / "sums", aux=True, intermediate=False)
-    runuser = tmp_path / "bin" / "runuser"
-    runuser.parent.mkdir()
-    runuser.write_text(f"#!/bin/sh\n/usr/bin/env > {tmp_path}/seen\n")
-    runuser.chmod(0o755)
+    programs = recorder(tmp_path)
     directory = tmp_path / "sums" if name == "new" else ROOT / "examples" / name
     # The number that the new family's test compares is not here: it fails once it has asked as agent.
     subprocess.run(
         [sys.executable, "-B", "-c", AS_AGENT[name]], cwd=directory, capture_output=True, timeout=BOUND_SECONDS,
         check=False,
-        env={"PATH": str(runuser.parent), "PYTHONPATH": str(ROOT / "provisioner" / "guest"), "TOKEN": "very-secret"},
+        env={"PATH": str(programs), "PYTHONPATH": str(ROOT / "provisioner" / "guest"), "TOKEN": "very-secret"},
     )  # fmt: skip
     seen = (tmp_path / "seen").read_text()
     assert "PATH=" in seen
