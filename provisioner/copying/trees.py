@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator
 from typing import Protocol, Self
 
-from provisioner.base.frames import Frames
 from provisioner.base.validation import shown
 from provisioner.copying.copy_program import (
     DIRECTORY,
@@ -28,6 +27,7 @@ from provisioner.copying.copy_program import (
     is_plain_name,
 )
 from provisioner.copying.directories import LISTING_FLAGS
+from provisioner.ssh.exec_frames import Frames
 
 LIMIT_BYTES = 4 << 30
 # As many as the file systems of large Python or Node projects hold. Limits the inodes that a machine can use up.

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import IO, Protocol
 
 from provisioner.base.errors import CommandTimeoutError
-from provisioner.base.frames import frame
-from provisioner.ssh.exec_frames import STDIN, STDIN_END, Answers, CallEnd, Stream
+from provisioner.ssh.exec_frames import STDIN, STDIN_END, Answers, CallEnd, Stream, frame
 
 OUTPUT_LIMIT_BYTES = 8 << 20
 

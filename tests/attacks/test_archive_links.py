@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from provisioner.base.errors import TaskError, UsageError
-from provisioner.base.frames import frame
 from provisioner.copying import transfer
 from provisioner.copying.copy_program import END, FILE, PIECE
+from provisioner.ssh.exec_frames import frame
 from tests.unit.fakes.copies import HostileMachine, directory, file, tree
 
 STRANGER = 54321

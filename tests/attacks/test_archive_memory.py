@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from provisioner.base.errors import TaskError
-from provisioner.base.frames import HEADER, frame
 from provisioner.copying import transfer, trees
 from provisioner.copying.copy_program import DIRECTORY, FILE, PIECE, PIECE_BYTES, SKIPPED, UP
 from provisioner.copying.trees import TreeError, TreeReader
+from provisioner.ssh.exec_frames import HEADER, frame
 from tests.unit.fakes.copies import HostileMachine, directory, file
 from tests.waiting import BOUND_SECONDS
 

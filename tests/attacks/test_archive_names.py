@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from provisioner.base.errors import TaskError
-from provisioner.base.frames import frame
 from provisioner.copying import transfer
 from provisioner.copying.copy_program import DIRECTORY, END, FILE, MAX_DEPTH, PIECE, PIECE_BYTES, SKIPPED, UP
+from provisioner.ssh.exec_frames import frame
 from tests.unit.fakes.copies import HostileMachine, directory, file, pieces, tree
 
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from provisioner.base.errors import TaskError
-from provisioner.base.frames import frame
 from provisioner.ssh.connection import Connection
-from provisioner.ssh.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDOUT
+from provisioner.ssh.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDOUT, frame
 from tests.attacks.hostile_sshd import MEMORY_MIB, attacked, key_file, logged_in, rest
 from tests.campaigns import cases
 from tests.unit.fakes.exec_call import Call, header

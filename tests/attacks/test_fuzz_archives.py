@@ -14,7 +14,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 from provisioner.base.errors import TaskError
-from provisioner.base.frames import frame
 from provisioner.copying import transfer
 from provisioner.copying.copy_program import (
     DIRECTORY,
@@ -27,6 +26,7 @@ from provisioner.copying.copy_program import (
     TreeSender,
     is_plain_name,
 )
+from provisioner.ssh.exec_frames import frame
 from tests.attacks.fuzzing import damaged, fuzz
 from tests.unit.fakes.copies import HostileMachine, directory, file, pieces, tree
 

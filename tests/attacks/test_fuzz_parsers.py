@@ -26,7 +26,6 @@ from provisioner.base.errors import (
     TaskFamilyError,
     UsageError,
 )
-from provisioner.base.frames import frame as exec_frame
 from provisioner.batch.records import RECORD as BATCH_RECORD
 from provisioner.batch.records import Batches
 from provisioner.batch.suite import load_suite
@@ -44,6 +43,7 @@ from provisioner.family.source import check_module
 from provisioner.isolation.questions import CanaryPorts, evaluate, questions
 from provisioner.session import Session
 from provisioner.ssh.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDOUT, Answers, ExecViolation
+from provisioner.ssh.exec_frames import frame as exec_frame
 from provisioner.store.environments import RECORD as ENVIRONMENT_RECORD
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home

@@ -27,8 +27,7 @@ from paramiko.common import (
     MSG_UNIMPLEMENTED,
 )
 
-from provisioner.base.frames import frame
-from provisioner.ssh.exec_frames import STDOUT
+from provisioner.ssh.exec_frames import STDOUT, frame
 from provisioner.ssh.keys import ed25519_key_pair
 from tests.attacks.hostile_sshd import (
     MEMORY_MIB,

@@ -20,7 +20,6 @@ import pytest
 from rich.console import Console
 
 from provisioner.base.errors import TaskError
-from provisioner.base.frames import frame
 from provisioner.batch.live_status import LiveStatus
 from provisioner.batch.records import Batch
 from provisioner.batch.rows import failed_row
@@ -30,7 +29,7 @@ from provisioner.cli.commands.batch.view import BatchView
 from provisioner.cli.output import Result, render, table
 from provisioner.cli.terminal import TerminalProgress, render_error
 from provisioner.ssh.connection import Connection
-from provisioner.ssh.exec_frames import EXIT
+from provisioner.ssh.exec_frames import EXIT, frame
 from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.sshd import Sshd
 from tests.unit.fakes.world import environment

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from provisioner.base.errors import TaskError
-from provisioner.base.frames import frame
 from provisioner.copying import transfer
 from provisioner.environment import operations
 from provisioner.machines.connect import connect, connect_kept
 from provisioner.ssh.exchange import OUTPUT_LIMIT_BYTES
+from provisioner.ssh.exec_frames import frame
 from provisioner.ssh.openssh import KeptConnection
 from tests.command_line import CLI, answer, provisioner, started, variables
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab

@@ -20,9 +20,9 @@ from typing import Any, BinaryIO, cast
 
 import pytest
 
-from provisioner.base.frames import frame
 from provisioner.copying import copy_program
 from provisioner.copying.copy_program import END, MAX_DEPTH, PROGRAM, SKIPPED, TreeSender, is_plain_name, unpack
+from provisioner.ssh.exec_frames import frame
 from tests.unit.fakes.copies import directory, file, tree
 from tests.unit.fakes.exec_call import GUEST_PYTHON
 

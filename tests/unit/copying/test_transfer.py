@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import pytest
 
 from provisioner.base.errors import HostError, TaskError, UsageError
-from provisioner.base.frames import frame
 from provisioner.copying import transfer, trees
 from provisioner.copying.copy_program import PIECE_BYTES, PROGRAM, SKIPPED
+from provisioner.ssh.exec_frames import frame
 from tests.unit.fakes.copies import HostileMachine, ThisHost, directory, file, pieces, tree
 
 

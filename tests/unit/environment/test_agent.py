@@ -18,7 +18,6 @@ import pytest
 
 from provisioner.base.clock import now
 from provisioner.base.errors import AgentError, HostError, MachineLostError, TaskError, UsageError
-from provisioner.base.frames import frame
 from provisioner.base.models import Environment
 from provisioner.copying.transfer import COPY_SECONDS
 from provisioner.driver.output_tee import LOG_LIMIT_BYTES
@@ -29,7 +28,7 @@ from provisioner.environment.outcomes import primary_runs
 from provisioner.family.files import digest_files
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
-from provisioner.ssh.exec_frames import EXIT
+from provisioner.ssh.exec_frames import EXIT, frame
 from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.exec_call import Call

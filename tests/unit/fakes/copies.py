@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, cast
 
-from provisioner.base.frames import frame
 from provisioner.copying.copy_program import DIRECTORY, END, FILE, PIECE, PIECE_BYTES, UP
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import Completed
+from provisioner.ssh.exec_frames import frame
 from tests.unit.fakes.exec_call import GUEST_PYTHON
 
 

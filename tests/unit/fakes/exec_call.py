@@ -17,9 +17,8 @@ from typing import Any
 
 import paramiko
 
-from provisioner.base.frames import HEADER, frame
 from provisioner.clouds.guest_files import GUEST
-from provisioner.ssh.exec_frames import EXIT, REQUEST, STARTED, STDERR, STDIN, STDIN_END, STDOUT
+from provisioner.ssh.exec_frames import EXIT, HEADER, REQUEST, STARTED, STDERR, STDIN, STDIN_END, STDOUT, frame
 
 # The real server, without cgroups: those of this host are not for tests.
 SERVER = f"""

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.base.frames import HEADER, frame
-from provisioner.ssh.exec_frames import REQUEST, STDIN, STDIN_END, STDOUT, Answers, CallEnd
+from provisioner.ssh.exec_frames import HEADER, REQUEST, STDIN, STDIN_END, STDOUT, Answers, CallEnd, frame
 from tests.unit.fakes.exec_call import GUEST_PYTHON, SERVER, header
 from tests.waiting import BOUND_SECONDS, until
 

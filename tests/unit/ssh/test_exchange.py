@@ -13,7 +13,6 @@ from contextlib import closing
 
 import pytest
 
-from provisioner.base.frames import HEADER, frame
 from provisioner.ssh import exchange as exchange_module
 from provisioner.ssh.exchange import (
     BoundedBuffer,
@@ -24,7 +23,7 @@ from provisioner.ssh.exchange import (
     OutputCollector,
     StreamSize,
 )
-from provisioner.ssh.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDIN, STDIN_END, STDOUT
+from provisioner.ssh.exec_frames import ALIVE, EXIT, HEADER, STARTED, STDERR, STDIN, STDIN_END, STDOUT, frame
 
 
 class ScriptedChannel:
