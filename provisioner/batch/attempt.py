@@ -265,11 +265,7 @@ class Attempt:
         return (), None
 
     def _record(self) -> Environment | None:
-        """Returns the environment's record; None if it is destroyed, or if this home never had it.
-
-        Raises:
-            DamagedRecordError: it cannot be read.
-        """
+        """Returns the environment's record, which may be damaged; None if it is destroyed, or was never here."""
         store = self.session.environments
         try:
             return store.find(self.id) if store.exists(self.id) else None
@@ -277,11 +273,7 @@ class Attempt:
             return None
 
     def _existing_environment(self) -> tuple[Environment | None, str]:
-        """Looks for what an earlier process brought up.
-
-        Returns:
-            the environment to continue with, or None; and why what exists cannot be continued, or an empty text.
-        """
+        """Returns what an earlier process brought up, or None; and why what exists cannot be continued."""
         try:
             record = self._record()
         except DamagedRecordError:
@@ -372,13 +364,7 @@ class Attempt:
     def _in_environment(
         self, name: str, kind: type[S], work: Callable[[Environment, Phases], S], task_outcome: Outcome
     ) -> S:
-        """Does a step's work in the environment, and keeps its result beside the logs, as a crash may follow at once.
-
-        Args:
-            name: the step's.
-            kind: the type of its result.
-            task_outcome: the outcome if a command failed that the task or the agent brought along.
-        """
+        """Does a step's work in the environment, and keeps its result beside the logs in case of a crash."""
         environment: Environment | None = None
         try:
             environment = self._record()
@@ -436,11 +422,7 @@ class Attempt:
         return ""
 
     def _agent_began(self, known: Environment | None) -> bool:
-        """Whether an agent may have begun: also True if the record cannot be read.
-
-        Args:
-            known: the record as it was, in case it is gone by now.
-        """
+        """Whether an agent may have begun, by the newest record or the known one; True if it cannot be read."""
         try:
             record = self._record() or known
         except DamagedRecordError:

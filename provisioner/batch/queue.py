@@ -58,11 +58,7 @@ def _refuse(_self: object, _data: object) -> Any:
 
 
 def _read_json(_self: object, text: str | None) -> Any:
-    """Reads a row's JSON.
-
-    Raises:
-        RefusedRowError: it is not strict JSON, or too large.
-    """
+    """Reads a row's JSON; refuses it if it is not strict, or too large."""
     if text is None:
         return None
     try:

@@ -114,11 +114,7 @@ def _require_inside(path: Path, offered: tuple[Path, ...], kind: str, option: st
 
 
 def _resolved(path: Path) -> Path:
-    """Returns a path with all links followed.
-
-    Raises:
-        UsageError: it cannot be followed.
-    """
+    """Returns a path with all links followed, or refuses it."""
     try:
         return path.resolve()
     except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a NUL character

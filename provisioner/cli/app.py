@@ -91,11 +91,7 @@ app = lazy_app(
 
 
 def _hint(unknown: str, context: typer.Context) -> str:
-    """Says what to do about arguments that no command takes.
-
-    Args:
-        unknown: the option that there is not; empty if something else is wrong.
-    """
+    """Says what to do about arguments that no command takes, such as an unknown option."""
     if unknown in ("--json", "--debug") and not context.parent:
         return f"{unknown} comes after the command, as in `{PROGRAM} list {unknown}`."
     if unknown and context.info_name == "exec" and "--" not in sys.argv:

@@ -74,11 +74,7 @@ def _spent(opened: Session) -> int:
 
 
 def _agree(planned: Sequence[Step], *, asked: bool) -> None:
-    """Shows the steps, and asks whether to begin.
-
-    Raises:
-        UsageError: the operator does not agree, or cannot be asked.
-    """
+    """Shows the steps and asks whether to begin; raises UsageError without a yes."""
     lines = [f"{number:3} {step.name}: {step.does} ({step.costs})" for number, step in enumerate(planned, 1)]
     total = sum(step.usual_micro_usd for step in planned) / MICRO
     lines += [

@@ -117,11 +117,7 @@ def _list(environment: Environment, paths: list[Path]) -> Result:
 
 
 def _shown(environment: str, paths: list[Path], tail: int | None) -> Result:
-    """Returns logs in their order; of those that are too long together, the ends.
-
-    Args:
-        tail: how many lines of each; None for all.
-    """
+    """Returns logs in their order, or the last lines of each; of those that are too long together, the ends."""
     sizes = {path: path.stat().st_size for path in paths}
     ends: dict[Path, bytes] = {}
     room_bytes = MAXIMUM_LOGS_BYTES

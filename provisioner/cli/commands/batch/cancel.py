@@ -67,11 +67,7 @@ def main(
 
 
 def _remove_orphans(batch: Batch) -> tuple[list[str], list[str]]:
-    """Destroys the environments of a batch that no process looks after, as its controller was killed.
-
-    Returns:
-        the ids of those that are gone, and messages about those that could not be removed.
-    """
+    """Destroys what a killed controller left; returns the ids of what is gone, and what could not be removed."""
     opened = session()
     removed, problems = [], []
     for environment in opened.environments.readable():

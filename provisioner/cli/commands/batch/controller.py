@@ -189,12 +189,7 @@ class OutageTolerance:
 
 
 def _interrupted(batch: Batch, problems: list[str], cancelled: bool) -> Interrupted:
-    """Returns the error for an operator that interrupted a batch.
-
-    Args:
-        problems: what could not be removed.
-        cancelled: whether the runs were cancelled in the queue, so that other workers learn of it.
-    """
+    """Returns the error for an operator that interrupted a batch."""
     hint = f"`provisioner batch resume {batch.id}` continues it."
     if problems:
         return Interrupted(

@@ -106,13 +106,7 @@ def within(suite: Suite, capacity: int | None) -> Suite:
 
 
 def _summary(suite: Suite, runs: int, worst: int, complete: bool, sized: bool) -> list[str]:
-    """Returns sentences about all runs together.
-
-    Args:
-        worst: what the runs that are known cost at most, without retries, in millionths of a US dollar.
-        complete: whether all runs are known.
-        sized: whether all their machines are known.
-    """
+    """Returns sentences about all runs; those that are known cost at most `worst`, in millionths of a US dollar."""
     sentences = [
         f"{'' if complete else 'At least '}{runs} {'run' if runs == 1 else 'runs'} on {suite.cloud}, "
         f"{suite.concurrency} at once, each for at most its ttl of {suite.limits.ttl}."
@@ -133,12 +127,7 @@ def _summary(suite: Suite, runs: int, worst: int, complete: bool, sized: bool) -
 
 
 def _room(at_once: int, memory_gib: float, complete: bool) -> str:
-    """Returns a sentence about the environments that exist at once.
-
-    Args:
-        memory_gib: that of the largest that is known; 0 if none is.
-        complete: whether all machines are known.
-    """
+    """Returns a sentence about the environments that exist at once."""
     environments = "1 environment exists" if at_once == 1 else f"{at_once} environments exist"
     memory = f", with {'at least ' if not complete else ''}{memory_gib:g} GiB of memory" if memory_gib else ""
     return f"At most {environments} at once{memory}."
