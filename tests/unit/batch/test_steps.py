@@ -18,7 +18,7 @@ from provisioner.base.errors import (
     TerraformError,
     ThrottledError,
 )
-from provisioner.batch.steps import MESSAGE_CHARACTERS, classify, classify_work_error, describe, interruption
+from provisioner.batch.steps import MESSAGE_CHARACTERS, classify, classify_work_error, describe
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,6 @@ def test_an_unexpected_error_is_the_agents_once_one_has_begun(error: Exception, 
     failure = classify_work_error(error, "task_failed", agent_began=True)
     assert (failure.outcome, failure.retry) == (outcome, False)
     assert classify_work_error(error, "task_failed", agent_began=False) == classify(error, "task_failed")
-
-
-def test_an_interruption_is_no_failure_of_its_own() -> None:
-    assert interruption("it was interrupted").interrupted
 
 
 def test_messages_are_bounded_and_name_unexpected_errors() -> None:

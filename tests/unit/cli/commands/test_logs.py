@@ -35,21 +35,30 @@ def ended(store: EnvironmentStore) -> Environment:
     return saved
 
 
-def test_the_log_of_what_failed_comes_first(provisioner: CommandLine, ended: Environment) -> None:
-    shown = provisioner("logs", ended.id).stdout
-    assert shown.startswith("==> start <==\nstart 0\n")
-    assert shown.index("==> agent") < shown.index("==> terraform")
-
-
-def test_logs_of_programs_come_before_consoles_and_terraforms(
-    provisioner: CommandLine, store: EnvironmentStore
+@pytest.mark.parametrize(
+    ("phase", "order", "failed"),
+    [
+        ("start", "start agent install console-primary console-web terraform", 1),
+        ("boot", "console-primary console-web terraform agent install start", 3),
+        (None, "agent install start console-primary console-web terraform", 0),
+    ],
+    ids=["start", "boot", "nothing"],
+)
+def test_what_failed_comes_first_and_long_logs_last(
+    provisioner: CommandLine, store: EnvironmentStore, phase: str | None, order: str, failed: int
 ) -> None:
-    saved = store.save(environment("echo-main-bcd234"))
-    for name in ("console-primary", "terraform", "shell", "install"):
+    given = environment("echo-main-bcd234")
+    machines = {**given.machines, "web": given.machines["primary"]}
+    breakdown = Breakdown(phase=phase, message="it failed", at=now()) if phase else None
+    saved = store.save(given.model_copy(update={"breakdown": breakdown, "machines": machines}))
+    for name in order.split():
         (store.logs(saved.id) / f"{name}.log").write_text("x")
     store.archive(saved)
     parts = provisioner("logs", saved.id, "--list", "--json").json["parts"]
-    assert [each["part"] for each in parts] == ["install", "shell", "console-primary", "terraform"]
+    assert [each["part"] for each in parts] == order.split()
+    assert [each["failed"] for each in parts] == [place < failed for place in range(6)]
+    shown = provisioner("logs", saved.id).stdout
+    assert [line.split()[1] for line in shown.splitlines() if line.startswith("==>")] == order.split()
 
 
 def test_a_log_that_goes_meanwhile_hides_no_others(
@@ -105,16 +114,6 @@ def test_terraforms_messages_are_shown_without_its_json(
     assert provisioner("logs", ended.id, "--json").json["logs"]["terraform"] == written
 
 
-def test_json_says_how_long_a_shortened_log_is(
-    provisioner: CommandLine, ended: Environment, store: EnvironmentStore
-) -> None:
-    with (store.logs(ended.id) / "agent.log").open("wb") as file:
-        file.truncate(12 << 20)
-    shown = provisioner("logs", ended.id, "--json").json
-    assert shown["cut"] == {"agent": 12 << 20}
-    assert len(shown["logs"]["agent"]) < 8 << 20
-
-
 def test_the_list_of_logs_names_what_failed(provisioner: CommandLine, ended: Environment) -> None:
     lines = provisioner("logs", ended.id, "--list").stdout.splitlines()
     assert [line.split() for line in lines] == [
@@ -122,21 +121,6 @@ def test_the_list_of_logs_names_what_failed(provisioner: CommandLine, ended: Env
     ]  # fmt: skip
     parts = provisioner("logs", ended.id, "--list", "--json").json["parts"]
     assert parts[0] == {"part": "start", "bytes": 40, "failed": True}
-
-
-def test_the_consoles_of_all_machines_come_first_where_one_did_not_boot(
-    provisioner: CommandLine, store: EnvironmentStore
-) -> None:
-    failed = Breakdown(phase="boot", message="it did not boot", at=now())
-    given = environment("echo-main-bcd234")
-    machines = {**given.machines, "web": given.machines["primary"]}
-    saved = store.save(given.model_copy(update={"breakdown": failed, "machines": machines}))
-    for name in ("agent", "console-primary", "console-web", "terraform"):
-        (store.logs(saved.id) / f"{name}.log").write_text("x")
-    store.archive(saved)
-    parts = provisioner("logs", saved.id, "--list", "--json").json["parts"]
-    failed_parts = [each["part"] for each in parts if each["failed"]]
-    assert failed_parts == [each["part"] for each in parts][:3] == ["console-primary", "console-web", "terraform"]
 
 
 @pytest.mark.parametrize("more", ["--json", "--list"])

@@ -133,14 +133,6 @@ def test_show_tells_what_was_recorded_and_how_to_replay_it(provisioner: CommandL
     assert provisioner("show", ended.id, "--json").json["parts"] == parts
 
 
-@pytest.mark.parametrize(("recorded", "said"), [(True, "recorded: nothing so far"), (False, "not recorded")])
-def test_show_tells_whether_an_environment_is_recorded(
-    provisioner: CommandLine, store: EnvironmentStore, recorded: bool, said: str
-) -> None:
-    env = store.save(environment("echo-main-bcd234", recorded=recorded))
-    assert f"  {said}\n" in provisioner("show", env.id).stdout
-
-
 def test_show_names_no_more_than_some_of_very_many_parts(provisioner: CommandLine, store: EnvironmentStore) -> None:
     env = store.save(environment("echo-main-bcd234", recorded=True))
     for number in range(25):

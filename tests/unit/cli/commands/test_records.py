@@ -141,6 +141,8 @@ SHOWN = {
     "builder": ({"kind": "builder", "task": None}, "  family echo, builds an image, cloud local\n"),
     "no probes": ({}, "  isolation: not proven\n"),
     "time limits": ({"time_limits": TimeLimits(start_seconds=5400)}, "  time limits: start 1h30m, "),
+    "recorded": ({"recorded": True}, "  recorded: nothing so far\n"),
+    "not recorded": ({"recorded": False}, "  not recorded\n"),
     "no distribution": ({}, "GiB disk, family-echo-1\n"),
     "distribution": ({"machines": {"primary": PRIMARY.model_copy(update={"distribution": "debian-13"})}},
                      "GiB disk, debian-13, family-echo-1\n"),
@@ -192,7 +194,9 @@ def test_long_logs_are_shown_by_their_ends(provisioner: CommandLine, store: Envi
     for name, text in (("start", "short\n"), ("agent", "ab\n" * 4_000_000), ("score", "cd\n" * 4_000_000)):
         (store.logs(saved.id) / f"{name}.log").write_text(text + f"end of {name}\n")
     store.archive(saved)
-    logs = provisioner("logs", saved.id, "--json").json["logs"]
+    told = provisioner("logs", saved.id, "--json").json
+    logs = told["logs"]
+    assert told["cut"] == dict.fromkeys(("agent", "score"), 12_000_013)
     assert logs["start"] == "short\nend of start\n"
     assert logs["agent"].endswith("ab\nend of agent\n")
     assert logs["score"].endswith("cd\nend of score\n")
