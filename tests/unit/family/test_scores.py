@@ -114,6 +114,9 @@ def test_the_kinds_of_intermediate_results(text: str, kind: str, logged: bool) -
 
 
 def test_all_of_an_intermediate_result_is_optional() -> None:
+    for value, kind, score in ((1, "scored", 1.0), (0.5, "scored", 0.5), (None, "no_score", None)):
+        bare = parse_intermediate({"status": "ok", "value": value})
+        assert (bare.kind, bare.score, bare.failed) == (kind, score, False)
     assert parse_intermediate({"status": "ok", "value": {}}) == IntermediateResult(kind="no_score")
     nulls = {"score": 1, "message": None, "details": None}
     assert parse_intermediate({"status": "ok", "value": nulls}) == IntermediateResult(kind="scored", score=1)
@@ -146,11 +149,3 @@ def test_the_agent_sees_message_and_score_only_where_allowed(
     score: float | None, visible: bool, expected: dict[str, object]
 ) -> None:
     assert visible_message(score, {"a": 1}, visible) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "kind", "score"), [(1, "scored", 1.0), (0.5, "scored", 0.5), (None, "no_score", None)]
-)
-def test_a_bare_value_is_the_intermediate_score(value: object, kind: str, score: float | None) -> None:
-    result = parse_intermediate({"status": "ok", "value": value})
-    assert (result.kind, result.score, result.failed) == (kind, score, False)

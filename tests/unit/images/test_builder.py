@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,30 +129,30 @@ def test_the_builders_key_is_removed_before_the_disk_is_captured(
     assert guest.sealed_with == key
 
 
-def test_an_image_that_would_keep_the_builders_key_is_none(session: Session, cloud: FakeCloud, image: Path) -> None:
-    cloud.guest_defaults = {"seal_exit_code": 1}
-    with pytest.raises(ImageBuildError, match="could not be removed from the image"):
+@pytest.mark.parametrize(
+    ("guest", "says"),
+    [({"seal_exit_code": 1}, "could not be removed from the image"), ({"cloud_init": (True, False)}, "cloud-init")],
+    ids=["builder's key", "no cloud-init"],
+)
+def test_an_image_that_could_not_be_used_is_none(
+    session: Session, cloud: FakeCloud, image: Path, guest: dict[str, Any], says: str
+) -> None:
+    cloud.guest_defaults = guest
+    with pytest.raises(ImageBuildError, match=says):
         build(session, BUILDER, "family-1", image, nothing)
     assert list(image.iterdir()) == []
     assert_nothing_is_left(session, cloud)
 
 
-def test_an_image_without_a_needed_cloud_init_is_refused(session: Session, cloud: FakeCloud, image: Path) -> None:
-    cloud.guest_defaults = {"cloud_init": (True, False)}
-    with pytest.raises(ImageBuildError, match="cloud-init"):
-        build(session, BUILDER, "family-1", image, nothing)
-    assert list(image.iterdir()) == []
-    assert_nothing_is_left(session, cloud)
-
-
-def test_an_image_never_had_cloud_init_where_not_needed(session: Session, cloud: FakeCloud, image: Path) -> None:
-    cloud.guest_defaults = {"cloud_init": (False,)}
-    build(session, BUILDER, "family-1", image, nothing)
-    assert (image / "disk.qcow2").exists()
-
-
-def test_short_values_are_not_searched_for(session: Session, cloud: FakeCloud, image: Path) -> None:
-    cloud.guest_defaults = {"secrets_left": ["/etc/passwd: A"]}
+@pytest.mark.parametrize(
+    "guest",
+    [{"cloud_init": (False,)}, {"secrets_left": ["/etc/passwd: A"]}],
+    ids=["never had cloud-init", "a short value"],
+)
+def test_what_harms_no_image_ends_no_build(
+    session: Session, cloud: FakeCloud, image: Path, guest: dict[str, Any]
+) -> None:
+    cloud.guest_defaults = guest
     build(replace(session, variables={"A": "short"}), BUILDER, "family-1", image, nothing)
     assert (image / "disk.qcow2").exists()
 
@@ -225,19 +226,14 @@ def test_a_failed_builder_is_kept_with_its_login_and_end(session: Session, cloud
     assert_nothing_is_left(session, cloud)
 
 
-def interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def lost(*_: object) -> None:
-    raise MachineLostError("The connection broke.")
-
-
-@pytest.mark.parametrize(("end", "error"), [(interrupted, KeyboardInterrupt), (lost, MachineLostError)])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MachineLostError("The connection broke.")])
 def test_a_builder_that_did_not_fail_in_the_family_is_destroyed(
-    session: Session, cloud: FakeCloud, image: Path, end: Callable[..., None], error: type[BaseException]
+    session: Session, cloud: FakeCloud, image: Path, error: BaseException
 ) -> None:
-    with pytest.raises(error):
+    def end(*_: object) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
         build(replace(session, keep_builder=True), BUILDER, "family-1", image, end)
     assert_nothing_is_left(session, cloud)
 
