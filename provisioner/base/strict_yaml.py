@@ -133,5 +133,5 @@ _PlainLoader.add_constructor("tag:yaml.org,2002:bool", _plain_bool)
 _PlainLoader.add_constructor("tag:yaml.org,2002:int", _plain_int)
 _PlainLoader.add_constructor("tag:yaml.org,2002:float", _plain_float)
 _PlainLoader.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: node.value)
-# Compose's own tags, such as `!override`, mean nothing to whoever does not merge files.
+# Compose's own tags, such as `!override`, only matter when files are merged.
 _PlainLoader.add_multi_constructor("!", _untagged)

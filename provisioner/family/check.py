@@ -30,7 +30,7 @@ from provisioner.family.manifest import FILE_NAMES, load_manifest
 from provisioner.family.setup_data import unknown_task
 from provisioner.family.source import check_module, read_source
 
-# At most so many findings of each kind of check: a longer list helps no reader.
+# The most findings of each kind of check: a longer list helps no reader.
 MAXIMUM_OF_A_KIND = 200
 
 _LINE = re.compile(r"\bline (\d{1,9})\b")

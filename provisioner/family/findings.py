@@ -211,7 +211,7 @@ def _level(source: FamilySource, name: str) -> Level:
 
 
 def _takes(parameters: ast.arguments, count: int) -> bool:
-    """Returns whether a function can be called with so many positional arguments."""
+    """Returns whether a function can be called with `count` positional arguments."""
     positional = [*parameters.posonlyargs, *parameters.args]
     required = len(positional) - len(parameters.defaults)
     keywords = any(default is None for default in parameters.kw_defaults)

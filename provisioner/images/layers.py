@@ -32,7 +32,7 @@ from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.images import MAXIMUM_INPUT_FILES, Image, Inputs, Kind
 
-# As many are named; the others are counted.
+# How many changed files are named; the others are counted.
 SHOWN = 3
 NAME_CHARACTERS = 200
 
@@ -242,12 +242,12 @@ class Steps:
         object.__setattr__(self, "names", self.name())
 
     def after(self, done: int) -> tuple[str, ...]:
-        """Returns the names of the images that have so many of the steps: the layer, and one of no more steps."""
+        """Returns the names of the images that have the first `done` steps: the layer, or one without more steps."""
         layer = self.names[done - 1]
         return (layer, layer.replace("layer-", "aux-", 1)) if self.finished else (layer,)
 
     def kept(self, done: int) -> bool:
-        """Returns whether there is to be a layer after so many steps."""
+        """Returns whether a layer is kept after `done` steps."""
         last = len(self.names) - 1 if self.finished else len(self.names)
         return last - MAXIMUM_LAYERS < done <= last
 

@@ -44,7 +44,7 @@ def write_atomically(path: Path, data: str | bytes, mode: int = 0o600) -> None:
 
 
 def sync(path: Path) -> None:
-    """Has a file's contents, or the names in a directory, outlive a crash of the host (fsync(2))."""
+    """Writes a file's contents, or the names in a directory, to the disk, so that they outlive a crash of the host."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -208,7 +208,7 @@ class Leases:
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[Callable[[], None], contextlib.ExitStack]] = {}
-        # The takes that wait for a file's lock, each with a mark of its own.
+        # The calls of take() that wait for a file's lock, each with its mark.
         self._taking: dict[str, object] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
