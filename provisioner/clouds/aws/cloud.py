@@ -58,7 +58,6 @@ class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsIs
         self.repeated = set()
         if self.account.state:
             self.least_terraform = LOCKFILE_TERRAFORM
-        self.root_sizes = {}
 
     def problems(self) -> list[tuple[str, str]]:
         """Lists missing credentials or rights, and what an administrator has not set up."""

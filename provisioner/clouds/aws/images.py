@@ -85,12 +85,16 @@ def write(ami: Ami, image: Path) -> None:
     write_atomically(image / FILE, ami.model_dump_json(indent=2))
 
 
-def vendor_ami(api: Api, region: str, base: BaseImage) -> VendorAmi:
-    """Returns the newest AMI of a distribution.
+def vendor_ami(account: Account, base: BaseImage) -> VendorAmi:
+    """Returns the newest AMI of a distribution in the account's region, as it was some seconds ago.
 
     Raises:
         ImageBuildError: the region has none.
     """
+    return account.answers.get(("vendor", base), lambda: _newest(account.api, account.region, base))
+
+
+def _newest(api: Api, region: str, base: BaseImage) -> VendorAmi:
     owner, pattern = VENDORS[base.distribution]
     for_api, for_debian = ARCHITECTURES[base.architecture]
     filters = [
@@ -243,9 +247,7 @@ class AwsImages:
     def base_image(self, base: BaseImage, progress: Progress) -> str:
         """Returns the name of the distribution's newest AMI, from which a builder makes the base image."""
         account = self.account
-        vendor = account.answers.get(
-            ("vendor", account.region, base), lambda: vendor_ami(account.api, account.region, base)
-        )
+        vendor = vendor_ami(account, base)
         where = sha256(f"{account.identity.account} {account.region} {vendor.id}".encode()).hexdigest()[:8]
         name = f"vendor-{re.sub(r'[^a-z0-9]+', '-', vendor.name.lower()).strip('-')[:60]}-{where}"
         with self.store.building(name, progress) as directory:

@@ -129,12 +129,11 @@ class AwsMachines:
         instance = _instance_id(environment, role)
         if instance is None:
             return ""
-        try:
-            with asking("Reading the console"):
-                ec2 = self.account.api.client("ec2", environment.placement["region"])
-                return str(ec2.get_console_output(InstanceId=instance, Latest=True).get("Output", ""))
-        except InfrastructureError:  # an instance that is gone, or has only just been created, has none
-            return ""
+        # An instance that is gone, or has only just been created, has none.
+        with contextlib.suppress(InfrastructureError), asking("Reading the console"):
+            ec2 = self.account.api.client("ec2", environment.placement["region"])
+            return str(ec2.get_console_output(InstanceId=instance, Latest=True).get("Output", ""))
+        return ""
 
     def unreachable_hint(self, environment: Environment) -> str | None:
         """Names the addresses that are let in: SSH may leave this host by another than its requests to checkip."""

@@ -46,8 +46,6 @@ class AwsSizing:
         remedy="Ask AWS for larger ones (Service Quotas, Amazon EC2), or allow more regions.",
         each_controller=False,
     )
-    root_sizes: dict[BaseImage, int]
-    """The sizes of the root volumes of distributions' AMIs, as far as they are known."""
 
     @cached_property
     def catalogue(self) -> Catalogue:
@@ -126,14 +124,9 @@ class AwsSizing:
 
     def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
         """Chooses the cheapest builder of the base image's architecture, with room for the distribution's AMI."""
-        return choose_builder(base.architecture, max(disk_gib, self._root_gib(base)), self.catalogue)
-
-    def _root_gib(self, base: BaseImage) -> int:
-        """The size of the root volume of a distribution's AMI; 0 where the region has none, which its build says."""
-        if base not in self.root_sizes:
-            with contextlib.suppress(ImageBuildError):
-                self.root_sizes[base] = vendor_ami(self.account.api, self.account.region, base).root_gib
-        return self.root_sizes.get(base, 0)
+        with contextlib.suppress(ImageBuildError):  # the region has none, which the image's build says
+            disk_gib = max(disk_gib, vendor_ami(self.account, base).root_gib)
+        return choose_builder(base.architecture, disk_gib, self.catalogue)
 
     def costs(self, sizes: Mapping[Role, MachineSize], *, has_way_out: bool, spot: bool) -> tuple[CostLine, ...]:
         """Estimates the hourly costs of instances, volumes and public addresses.
