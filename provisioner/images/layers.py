@@ -161,55 +161,6 @@ def _name(kind: str, family: TaskFamily, digest: str) -> str:
     return f"{kind}-{family.name.replace('_', '-')}-{digest[:16]}"
 
 
-# In the place of reasons, so that no reader takes the silence for an end.
-FIRST_BUILD = ": the first build takes a minute or more"
-# What took less is not worth a word.
-SHOWN_SECONDS = 1.0
-
-
-def why(session: Session, plan: Steps, inputs: Inputs) -> str:
-    """Says why an image is built from `inputs`, in words that follow on its name; empty if it is the first."""
-    steps = len(inputs.steps)
-    done, _ = highest(session, plan)
-    if plan.family.hostname:  # our own families are called alike, and are nothing to each other
-        return f": {done} of {steps} steps are reused" if done else ""
-    image, before = _nearest(session, "aux" if plan.finished else "family", plan.family, inputs)
-    reasons = changes(before, inputs) if before else []
-    if reused := min(done, steps):
-        reasons.append("build step 1 is reused" if reused == 1 else f"build steps 1 to {reused} are reused")
-    if done > steps:
-        reasons.append("install() is reused")
-    elif image:
-        reasons += _took(image, done, steps)
-    return f": {'; '.join(reasons)}" if reasons else ""
-
-
-def _took(image: Image, done: int, steps: int) -> list[str]:
-    """Says how long what runs again took when an earlier image was built, as far as that is known."""
-    again = image.step_seconds[done:steps]
-    what = f"build steps {done + 1} to {done + len(again)}" if len(again) > 1 else f"build step {done + 1}"
-    took = [(what, sum(again) if all(again) else 0.0), ("install()", image.install_seconds)]
-    return [f"{what} took {seconds:.0f} s last time" for what, seconds in took if seconds >= SHOWN_SECONDS]
-
-
-def _nearest(
-    session: Session, kind: Kind, family: TaskFamily, inputs: Inputs
-) -> tuple[Image, Inputs] | tuple[None, None]:
-    """Returns the image that has most in common with a new one, and of those the newest, and what it was built from."""
-    here = (family.name, session.cloud.name)
-    images = session.images.all(f"{kind}-{family.name.replace('_', '-')}-")
-    images = [image for image in images if (image.family, image.cloud) == here]
-    known = [(image, each) for image in images if (each := session.images.inputs(image.name))]
-    if kind == "aux":  # a family may have several, which are nothing to each other
-        known = [(image, each) for image, each in known if not each.steps or each.steps[0] == inputs.steps[0]]
-    return max(reversed(known), key=lambda pair: _common(pair[1].steps, inputs.steps), default=(None, None))
-
-
-def _common(some: Sequence[str], others: Sequence[str]) -> int:
-    pairs = list(zip(some, others, strict=False))
-    return next((at for at, (one, other) in enumerate(pairs) if one != other), len(pairs))
-
-
 # Of more steps, only those at the end have layers: each is a copy of all that lies between it and the base image.
 MAXIMUM_LAYERS = 16
 SYNC_SECONDS = 600.0
@@ -366,3 +317,52 @@ def _keep(
             session.images.finish(layer, directory)
         except (CapacityError, InfrastructureError, OSError) as error:
             session.progress.note(f"The layer of this step is not kept: {describe(error)}")
+
+
+# In the place of reasons, so that no reader takes the silence for an end.
+FIRST_BUILD = ": the first build takes a minute or more"
+# What took less is not worth a word.
+SHOWN_SECONDS = 1.0
+
+
+def why(session: Session, plan: Steps, inputs: Inputs) -> str:
+    """Says why an image is built from `inputs`, in words that follow on its name; empty if it is the first."""
+    steps = len(inputs.steps)
+    done, _ = highest(session, plan)
+    if plan.family.hostname:  # our own families are called alike, and are nothing to each other
+        return f": {done} of {steps} steps are reused" if done else ""
+    image, before = _nearest(session, "aux" if plan.finished else "family", plan.family, inputs)
+    reasons = changes(before, inputs) if before else []
+    if reused := min(done, steps):
+        reasons.append("build step 1 is reused" if reused == 1 else f"build steps 1 to {reused} are reused")
+    if done > steps:
+        reasons.append("install() is reused")
+    elif image:
+        reasons += _took(image, done, steps)
+    return f": {'; '.join(reasons)}" if reasons else ""
+
+
+def _took(image: Image, done: int, steps: int) -> list[str]:
+    """Says how long what runs again took when an earlier image was built, as far as that is known."""
+    again = image.step_seconds[done:steps]
+    what = f"build steps {done + 1} to {done + len(again)}" if len(again) > 1 else f"build step {done + 1}"
+    took = [(what, sum(again) if all(again) else 0.0), ("install()", image.install_seconds)]
+    return [f"{what} took {seconds:.0f} s last time" for what, seconds in took if seconds >= SHOWN_SECONDS]
+
+
+def _nearest(
+    session: Session, kind: Kind, family: TaskFamily, inputs: Inputs
+) -> tuple[Image, Inputs] | tuple[None, None]:
+    """Returns the image that has most in common with a new one, and of those the newest, and what it was built from."""
+    here = (family.name, session.cloud.name)
+    images = session.images.all(f"{kind}-{family.name.replace('_', '-')}-")
+    images = [image for image in images if (image.family, image.cloud) == here]
+    known = [(image, each) for image in images if (each := session.images.inputs(image.name))]
+    if kind == "aux":  # a family may have several, which are nothing to each other
+        known = [(image, each) for image, each in known if not each.steps or each.steps[0] == inputs.steps[0]]
+    return max(reversed(known), key=lambda pair: _common(pair[1].steps, inputs.steps), default=(None, None))
+
+
+def _common(some: Sequence[str], others: Sequence[str]) -> int:
+    pairs = list(zip(some, others, strict=False))
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), len(pairs))

@@ -330,18 +330,10 @@ class EnvironmentStore:
 
         A process killed meanwhile may have removed some logs already. What is archived stays when it is done again.
         """
-        live = self.live_logs(environment.id)
         kept = self._home.archive / environment.id
         kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(kept / RECORD, environment.model_dump_json(indent=2))
-        if live.is_dir():
-            logs = self.archived_logs(environment.id)
-            # Without what a write has left that was killed: it is sealed nowhere.
-            ignored = shutil.ignore_patterns(".*")
-            shutil.copytree(live, logs, ignore=ignored, dirs_exist_ok=True, copy_function=_kept)
-            sync(logs)
-        sync(kept)
-        sync(self._home.archive)
+        self._archive_logs(environment.id)
         self.forget(environment.id)
 
     def archive_damaged(self, environment_id: str) -> None:
@@ -349,14 +341,19 @@ class EnvironmentStore:
 
         To be called once the cloud has confirmed the end. `show` and `logs` cannot find it afterwards.
         """
-        logs = self.live_logs(environment_id)
         with contextlib.suppress(OSError):
-            if logs.is_dir():
-                kept = self.archived_logs(environment_id)
-                shutil.copytree(logs, kept, dirs_exist_ok=True, copy_function=_kept)
-                for directory in (kept, kept.parent, self._home.archive):
-                    sync(directory)
+            self._archive_logs(environment_id)
         self.forget(environment_id)
+
+    def _archive_logs(self, environment_id: str) -> None:
+        live, logs = self.live_logs(environment_id), self.archived_logs(environment_id)
+        if live.is_dir():
+            # Without what a write has left that was killed: it is sealed nowhere.
+            ignored = shutil.ignore_patterns(".*")
+            shutil.copytree(live, logs, ignore=ignored, dirs_exist_ok=True, copy_function=_kept)
+        for directory in (logs, logs.parent, self._home.archive):
+            if directory.is_dir():
+                sync(directory)
 
     def forget(self, environment_id: str) -> None:
         """Removes the environment's directory, lock and lease. The record goes last: a kill leaves it with the rest."""
