@@ -100,7 +100,7 @@ def bounded(findings: list[Finding]) -> list[Finding]:
 
 
 # What the primary machine's Python has, beside its standard library (base_image/python/packages.txt).
-_INSTALLED = frozenset(
+INSTALLED = frozenset(
     {"metr_task_standard", "pip", "setuptools", "pkg_resources", "wheel", "pytest", "_pytest", "pluggy", "iniconfig",
      "packaging", "attr", "attrs"}
 )  # fmt: skip
@@ -116,7 +116,7 @@ def import_findings(source: FamilySource, family: TaskFamily) -> Iterator[Findin
     """Yields imports at the top of the module of what the machine does not have before install() has run."""
     own = {part.partition(".")[0] for name in family.files for part in PurePosixPath(name).parts}
     own |= {PurePosixPath(step.destination).stem for step in family.build_steps if isinstance(step, FileBuildStep)}
-    present = own | sys.stdlib_module_names | _OF_PYTHON_311 | _INSTALLED
+    present = own | sys.stdlib_module_names | _OF_PYTHON_311 | INSTALLED
     # Steps run before the first import, and a command may install any module.
     may_be_installed = any(not isinstance(step, FileBuildStep) for step in family.build_steps)
     globs = family.manifest.install_inputs

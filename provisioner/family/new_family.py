@@ -13,11 +13,11 @@ from jinja2 import FileSystemLoader, StrictUndefined
 from provisioner.base.config import data_directory
 from provisioner.base.errors import TaskFamilyError
 from provisioner.base.validation import shown
+from provisioner.family.findings import INSTALLED
 from provisioner.family.loader import family_name
 
 _TEMPLATES = "family"
 _AUX_FILES = ("aux/number.service", "aux/number.txt")
-_INSTALLED = frozenset({"metr_task_standard", "pip", "pluggy", "pytest", "setuptools", "wheel"})
 
 
 def write_family(path: Path, *, aux: bool, intermediate: bool) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def write_family(path: Path, *, aux: bool, intermediate: bool) -> tuple[str, ...
 def _new_name(path: Path) -> str:
     """Returns the name of a family that is to be written. Its module must not hide another, or be a test."""
     name = family_name(path)
-    if keyword.iskeyword(name) or name in sys.stdlib_module_names | _INSTALLED:
+    if keyword.iskeyword(name) or name in sys.stdlib_module_names | INSTALLED:
         raise TaskFamilyError(
             f"A family cannot be called {shown(name)}: its module {name}.py would hide Python's own.",
             hint="Choose a name that says what the tasks are about.",

@@ -59,30 +59,12 @@ def test_a_link_to_a_directory_is_listed_and_not_entered(tmp_path: Path) -> None
     assert list_files(tmp_path) == ("broken", "link", "real/file", "real/up")
 
 
-def through_another(root: Path) -> None:
-    (root / "here").symlink_to(".")
-    (root / "link").symlink_to("here/../../outside")
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda root: (root / "link").symlink_to("../outside"), "'link' leads out"),
-        (lambda root: (root / "link").symlink_to("../root/file"), "'link' leads out"),
-        (lambda root: (root / "link").symlink_to(root / "file"), "'link' is absolute"),
-        (lambda root: (root / "link").symlink_to("link"), "'link' leads in a circle"),
-        (through_another, "'link' leads out"),
-        (lambda root: os.mkfifo(root / "pipe"), "'pipe' is a fifo"),
-    ],
-    ids=["out", "out-and-back", "absolute", "circle", "through-another", "fifo"],
-)
-def test_what_cannot_be_the_same_in_a_machine_is_refused(
-    tmp_path: Path, make: Callable[[Path], object], says: str
-) -> None:
+def test_a_link_that_leads_out_through_another_is_refused(tmp_path: Path) -> None:
     root = write(tmp_path / "root", "file")
     write(tmp_path, "outside")
-    make(root)
-    with pytest.raises(TaskFamilyError, match=says):
+    (root / "here").symlink_to(".")
+    (root / "link").symlink_to("here/../../outside")
+    with pytest.raises(TaskFamilyError, match="'link' leads out"):
         list_files(root)
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from provisioner.base.errors import FAMILIES_PAGE, Section, TaskFamilyError, UsageError, explained
 from provisioner.base.models import FileBuildStep, ShellBuildStep
-from provisioner.family import files
 from provisioner.family.build_steps import load_build_steps, parse_build_steps
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.family.manifest import parse_manifest
@@ -72,57 +71,6 @@ def test_caches_and_checkouts_are_left_out(directory: Path) -> None:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).touch()
     assert load_family(directory).files == tuple(sorted([*kept, "assets/data", "count_odds.py"]))
-
-
-def test_links_inside_the_family_stay_links(directory: Path) -> None:
-    (directory / "assets" / "up").symlink_to("../count_odds.py")
-    (directory / "linked").symlink_to("assets")
-    (directory / "dangling").symlink_to("made_by_install")
-    assert load_family(directory).files == ("assets/data", "assets/up", "count_odds.py", "dangling", "linked")
-
-
-def test_too_many_files_and_too_many_bytes_are_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (directory / "sparse").open("w") as file:
-        file.truncate((8 << 30) + 1)
-    with pytest.raises(TaskFamilyError, match="exceed 8 GiB"):
-        load_family(directory)
-    (directory / "sparse").write_text("")
-    monkeypatch.setattr(files, "MAXIMUM_FILES", 2)
-    with pytest.raises(TaskFamilyError, match="more than 2 files"):
-        load_family(directory)
-
-
-def change(path: str, act: Callable[[Path], object]) -> Callable[[Path], object]:
-    return lambda directory: act(directory / path)
-
-
-def retarget(directory: Path) -> None:
-    (directory / "link").unlink()
-    (directory / "link").symlink_to("count_odds.py")
-
-
-def replace_by_file(directory: Path) -> None:
-    (directory / "link").unlink()
-    (directory / "link").write_text("assets/data")
-
-
-CHANGES: dict[str, Callable[[Path], object]] = {
-    "contents": change("assets/data", lambda path: path.write_text("1 2 4")),
-    "an executable bit": change("assets/data", lambda path: path.chmod(0o755)),
-    "a name": change("assets/data", lambda path: path.rename(path.with_name("date"))),
-    "a new empty file": change("assets/new", lambda path: path.touch()),
-    "a link's target": retarget,
-    "a link made a file": replace_by_file,
-    "a build step": change("build_steps.json", lambda path: path.write_text('[{"type": "shell", "commands": []}]')),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_the_images_name_changes_with(name: str, directory: Path) -> None:
-    (directory / "link").symlink_to("assets/data")
-    before = family_image_name(load_family(directory), "base", {})
-    CHANGES[name](directory)
-    assert family_image_name(load_family(directory), "base", {}) != before
 
 
 def test_the_images_name_is_the_same_in_another_place(directory: Path) -> None:

@@ -51,13 +51,6 @@ def test_full_setup_data_is_read_and_survives_being_written() -> None:
     assert SetupData.model_validate_json(setup.model_dump_json()) == setup
 
 
-def test_optional_keys_of_a_spec_may_be_null() -> None:
-    keys = ("cpu_architecture", "gpu_spec", "base_image_type", "build_steps")
-    spec = {"cpu_count_range": [1, 1], "ram_gib_range": [1, 1], **dict.fromkeys(keys)}
-    parsed = parse_setup_data({"tasks": {"a": {"aux_vm_spec": spec}}}).tasks["a"].aux_vm_spec
-    assert parsed == VMSpec(cpu_count_range=(1, 1), ram_gib_range=(1, 1))
-
-
 @pytest.mark.parametrize(
     ("version", "recorded"), [(None, None), ("0.3.1", "0.3.1"), (0.5, "0.5"), ([1], "a list of 1"), ("\n", r"'\n'")]
 )
