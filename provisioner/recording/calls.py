@@ -150,6 +150,18 @@ def append(descriptor: int, line: bytes) -> bool:
     return False
 
 
+def lines(path: Path) -> Iterator[bytes]:
+    """Yields the lines of an untrusted file, in pieces of at most LINE_BYTES. Follows no link.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        while line := file.readline(LINE_BYTES):
+            yield line
+
+
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the recorded calls of a file, which is untrusted.
 
@@ -157,10 +169,7 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
         OSError: it cannot be read.
         ValueError: a line is no JSON object, or larger than any that is recorded.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        while line := file.readline(LINE_BYTES):
-            yield row_of(line)
+    return map(row_of, lines(path))
 
 
 def row_of(line: bytes) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any, Self
 from provisioner.base import strict_json
 from provisioner.base.printable import encodable
 from provisioner.base.redaction import Redactor
-from provisioner.recording.calls import CALLS, append
+from provisioner.recording.calls import CALLS, LINE_BYTES, LINE_VALUES, append, lines
 from provisioner.recording.manifest import unsealed
 
 SUFFIX = ".cast"
@@ -28,7 +28,6 @@ LIMIT_BYTES = 16 << 20
 MAXIMUM = 200
 # Longer output becomes several events.
 EVENT_CHARACTERS = 16 << 10
-LINE_BYTES = 1 << 20
 COLUMNS, ROWS = 80, 24
 COMMAND_CHARACTERS = 4000
 OUTPUT, RESIZE, MARKER = "o", "r", "m"
@@ -264,14 +263,12 @@ def events_of(path: Path) -> Iterator[Event]:
 
 
 def _lines(path: Path) -> Iterator[Any]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        left_bytes = LIMIT_BYTES
-        number = 0
-        while left_bytes > 0 and (line := file.readline(LINE_BYTES)):
-            number += 1
-            left_bytes -= len(line)
-            try:
-                yield strict_json.parse(line, limit_bytes=LINE_BYTES, maximum_values=1000)
-            except strict_json.NotStrictJsonError as error:
-                raise DamagedCastError(f"line {number} cannot be read: {error}") from error
+    left_bytes = LIMIT_BYTES
+    for number, line in enumerate(lines(path), start=1):
+        if left_bytes <= 0:
+            return
+        left_bytes -= len(line)
+        try:
+            yield strict_json.parse(line, limit_bytes=LINE_BYTES, maximum_values=LINE_VALUES)
+        except strict_json.NotStrictJsonError as error:
+            raise DamagedCastError(f"line {number} cannot be read: {error}") from error
