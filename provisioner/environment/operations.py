@@ -16,7 +16,7 @@ from provisioner.base.errors import SubmissionError, TaskError, UsageError
 from provisioner.base.models import Environment, Record, ScoreLogEntry
 from provisioner.base.printable import printable
 from provisioner.base.progress import best_effort
-from provisioner.driver.task_driver import TaskDriver
+from provisioner.driver.task_driver import Answer, TaskDriver
 from provisioner.family.env_file import select_required
 from provisioner.family.scores import ScoreResult, classify_score, parse_intermediate, visible_message, was_killed
 from provisioner.machines.create import aux_user
@@ -89,15 +89,28 @@ def task_variables(session: Session, environment: Environment) -> dict[str, str]
     return select_required(session.variables, names, vm_variables(session, environment))
 
 
+def _call(
+    session: Session,
+    environment: Environment,
+    driver: TaskDriver,
+    operation: str,
+    limit_seconds: float,
+    **request: str,
+) -> Answer:
+    """Runs an operation of the family's code, with the variables that the task requires and no others."""
+    variables = task_variables(session, environment)
+    return driver.call(
+        operation, task=environment.task, environment=variables, timeout_seconds=limit_seconds, **request
+    )
+
+
 def start(session: Session, environment: Environment, driver: TaskDriver, *, skip_chown: bool) -> None:
     """Runs start(), gives the agent its home, and places the instructions.
 
     Raises:
         TaskError: start() failed or did not end in time.
     """
-    variables = task_variables(session, environment)
-    limit = environment.time_limits.start_seconds
-    driver.call("start", task=environment.task, environment=variables, timeout_seconds=limit).value("start()")
+    _call(session, environment, driver, "start", environment.time_limits.start_seconds).value("start()")
     settled = driver.call(
         "settle_home",
         instructions=environment.setup.instructions,
@@ -114,10 +127,7 @@ def teardown(session: Session, environment: Environment, driver: TaskDriver) -> 
         TaskError: teardown failed or did not end in time.
         MissingVariablesError: required variables are not set.
     """
-    variables = task_variables(session, environment)
-    limit = environment.time_limits.teardown_seconds
-    answer = driver.call("teardown", task=environment.task, environment=variables, timeout_seconds=limit)
-    answer.value("teardown()")
+    _call(session, environment, driver, "teardown", environment.time_limits.teardown_seconds).value("teardown()")
 
 
 def run_tests(session: Session, environment: Environment, driver: TaskDriver, arguments: Sequence[str]) -> int:
@@ -195,14 +205,7 @@ def end_score(
     _keep_submission(session, environment, submission)
     path = f"{GIVEN}-{secrets.token_hex(16)}.submission"
     driver.put_file(path, (submission or "").encode())
-    variables = task_variables(session, environment)
-    answer = driver.call(
-        "score",
-        task=environment.task,
-        environment=variables,
-        submission=path,
-        timeout_seconds=environment.time_limits.score_seconds,
-    )
+    answer = _call(session, environment, driver, "score", environment.time_limits.score_seconds, submission=path)
     return environment, classify_score(answer.result)
 
 
@@ -236,14 +239,8 @@ def _aggregate(session: Session, environment: Environment, driver: TaskDriver) -
     path = f"{GIVEN}-{secrets.token_hex(16)}.score-log"
     scores = [entry for entry in environment.score_log if entry.score is not None]  # families compute with them
     driver.put_file(path, _score_log(scores))
-    variables = task_variables(session, environment)
-    answer = driver.call(
-        "aggregate_scores",
-        task=environment.task,
-        environment=variables,
-        score_log=path,
-        timeout_seconds=environment.time_limits.aggregate_scores_seconds,
-    )
+    limit = environment.time_limits.aggregate_scores_seconds
+    answer = _call(session, environment, driver, "aggregate_scores", limit, score_log=path)
     return classify_score(answer.result)
 
 
@@ -282,9 +279,8 @@ def intermediate_score(
     """
     if not environment.has_intermediate_score:
         raise UsageError(f"{environment.family} has no intermediate_score.")
-    variables = task_variables(session, environment)
     limit = environment.time_limits.intermediate_score_seconds
-    answer = driver.call("intermediate_score", task=environment.task, environment=variables, timeout_seconds=limit)
+    answer = _call(session, environment, driver, "intermediate_score", limit)
     parsed = parse_intermediate(answer.result)
     entry = None
     if parsed.is_logged:

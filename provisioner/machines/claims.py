@@ -14,7 +14,7 @@ from provisioner.base.models import Environment
 from provisioner.base.progress import SURVIVABLE, best_effort
 from provisioner.costs.ledger import Entry
 from provisioner.costs.prices import cost_between, worst_hourly
-from provisioner.machines.connect import readmit
+from provisioner.machines.connect import authorize
 from provisioner.session import Session
 from provisioner.store.environments import refuse_ending
 from provisioner.store.files import locked
@@ -118,7 +118,7 @@ def take_lease(session: Session, environment: Environment) -> None:
         current = session.environments.reread(environment)
         if current.endpoints:
             session.cloud.renew_lease(current)
-            readmit(session, current)
+            authorize(session, current)
 
     session.leases.take(environment.id, session.environments.lease(environment.id), renew)
 

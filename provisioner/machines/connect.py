@@ -47,7 +47,7 @@ def connect(session: Session, environment: Environment, role: Role) -> Connectio
         HostError, InfrastructureError: this controller's address has changed, and cannot be let in.
         MachineLostError: the machine does not answer, or has ended.
     """
-    readmit(session, environment)
+    authorize(session, environment)
     login = session.environments.login(environment, role, "root")
     try:
         calls = session.calls(environment, role)
@@ -72,7 +72,7 @@ def require_alive(session: Session, environment: Environment, role: Role) -> Non
     )
 
 
-def readmit(session: Session, environment: Environment) -> None:
+def authorize(session: Session, environment: Environment) -> None:
     """Opens the ways to an environment's machines for this controller's address, if it has another than at the start.
 
     Raises:
@@ -112,7 +112,7 @@ def connect_kept(session: Session, environment: Environment, role: Role) -> Call
     with contextlib.suppress(OSError), overdue(SILENCE_SECONDS, note_silence):
         if not kept.listens():
             require_alive(session, environment, role)
-            readmit(session, environment)
+            authorize(session, environment)
             with locked(path.with_suffix(".lock"), wait_seconds=START_SECONDS, make_parents=False):
                 if not kept.listens():
                     known_hosts = path.parent / "keys" / f"known_hosts_{role}"

@@ -21,35 +21,6 @@ from provisioner.machines.destroy import clear_away
 from provisioner.session import Session
 from provisioner.store.files import Leases
 
-
-def leave_failed(session: Session, environment: Environment) -> bool:
-    """Leaves an environment or a builder that failed to the operator, until its time to live ends.
-
-    Returns:
-        whether that worked; if not, the caller still has to destroy it.
-    """
-    steady = session.steady()
-    with best_effort(steady.progress, f"Keeping {environment.id}"):
-        if not session.environments.exists(environment.id):  # another command destroyed it meanwhile
-            return False
-        # Nothing is written over a record that cannot be read now: it may say more than this process knows.
-        environment = session.environments.reread(environment)
-        environment = session.environments.update(environment, status="ready", attended=False)
-        session.leases.release(environment.id)
-        steady.progress.note(kept_words(environment))
-        return True
-    return False
-
-
-def kept_words(environment: Environment) -> str:
-    """Says how to log in to what was left to the operator, and when it ends."""
-    login = f"provisioner ssh {environment.id}{' --user root' if environment.kind == 'builder' else ''}"
-    return (
-        f"Kept {environment.id}: `{login}` logs in, `provisioner destroy {environment.id}` "
-        f"removes it; it ends on its own at {environment.expires_at:%H:%M:%S} UTC"
-    )
-
-
 # What a record keeps of the error that ended its environment.
 BREAKDOWN_CHARACTERS = 4000
 
@@ -64,40 +35,6 @@ def create_alone(session: Session, environment: Environment) -> Environment:
     """Creates the machines of one recorded environment, in a stack of its own."""
     [created] = create_machines(session, [environment])
     return created
-
-
-def looked_after(work: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate[Session, P], R]:
-    """Has a function that brings environments up leave none to nobody when Ctrl-C ends it.
-
-    Ctrl-C may come between any two instructions: before a `try` has begun, or as a clean-up begins. The function gets
-    leases of its own, which are taken before anything exists; the environments whose leases are left are destroyed.
-    """
-
-    @functools.wraps(work)
-    def wrapper(session: Session, /, *args: P.args, **named: P.kwargs) -> R:
-        session = replace(session, leases=Leases())
-        try:
-            return work(session, *args, **named)
-        except KeyboardInterrupt as error:
-            with session.shield():
-                for identity in session.leases.held():
-                    with best_effort(session.steady().progress, f"Destroying {identity}"):
-                        _end_abandoned(session, identity, error)
-            raise
-
-    return wrapper
-
-
-def _end_abandoned(session: Session, identity: str, error: BaseException) -> None:
-    environment = session.environments.record(identity)
-    if environment and session.environments.exists(identity):
-        with destruction_lock(session, environment) as environment:
-            tell_of_destruction(session, environment, error)
-            clear_away(session, environment)
-    else:  # nothing but its reservation can exist
-        session.leases.release(identity)
-        session.ledger.settle(identity, now(), 0)
-        session.environments.forget(identity)
 
 
 @contextlib.contextmanager
@@ -172,6 +109,34 @@ def clear_after_failure(session: Session, environment: Environment, error: BaseE
         session.environments.refuse_destroyed(environment.id)
 
 
+def leave_failed(session: Session, environment: Environment) -> bool:
+    """Leaves an environment or a builder that failed to the operator, until its time to live ends.
+
+    Returns:
+        whether that worked; if not, the caller still has to destroy it.
+    """
+    steady = session.steady()
+    with best_effort(steady.progress, f"Keeping {environment.id}"):
+        if not session.environments.exists(environment.id):  # another command destroyed it meanwhile
+            return False
+        # Nothing is written over a record that cannot be read now: it may say more than this process knows.
+        environment = session.environments.reread(environment)
+        environment = session.environments.update(environment, status="ready", attended=False)
+        session.leases.release(environment.id)
+        steady.progress.note(kept_words(environment))
+        return True
+    return False
+
+
+def kept_words(environment: Environment) -> str:
+    """Says how to log in to what was left to the operator, and when it ends."""
+    login = f"provisioner ssh {environment.id}{' --user root' if environment.kind == 'builder' else ''}"
+    return (
+        f"Kept {environment.id}: `{login}` logs in, `provisioner destroy {environment.id}` "
+        f"removes it; it ends on its own at {environment.expires_at:%H:%M:%S} UTC"
+    )
+
+
 def tell_of_destruction(session: Session, environment: Environment, error: BaseException) -> None:
     """Says and records why an environment is destroyed: if the destruction fails, too, the operator sees only that."""
     session.steady().progress.note(f"Destroying {environment.id}: {describe(error)}")
@@ -188,3 +153,37 @@ def record_breakdown(session: Session, environment: Environment, error: BaseExce
         breakdown = Breakdown(phase=phase, message=message, at=now())
         # Nothing is written over a record that cannot be read now: it may say more than this process knows.
         session.environments.update(session.environments.reread(environment), breakdown=breakdown)
+
+
+def looked_after(work: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate[Session, P], R]:
+    """Has a function that brings environments up leave none to nobody when Ctrl-C ends it.
+
+    Ctrl-C may come between any two instructions: before a `try` has begun, or as a clean-up begins. The function gets
+    leases of its own, which are taken before anything exists; the environments whose leases are left are destroyed.
+    """
+
+    @functools.wraps(work)
+    def wrapper(session: Session, /, *args: P.args, **named: P.kwargs) -> R:
+        session = replace(session, leases=Leases())
+        try:
+            return work(session, *args, **named)
+        except KeyboardInterrupt as error:
+            with session.shield():
+                for identity in session.leases.held():
+                    with best_effort(session.steady().progress, f"Destroying {identity}"):
+                        _end_abandoned(session, identity, error)
+            raise
+
+    return wrapper
+
+
+def _end_abandoned(session: Session, identity: str, error: BaseException) -> None:
+    environment = session.environments.record(identity)
+    if environment and session.environments.exists(identity):
+        with destruction_lock(session, environment) as environment:
+            tell_of_destruction(session, environment, error)
+            clear_away(session, environment)
+    else:  # nothing but its reservation can exist
+        session.leases.release(identity)
+        session.ledger.settle(identity, now(), 0)
+        session.environments.forget(identity)

@@ -14,7 +14,7 @@ from provisioner.clouds.aws import account as account_module
 from provisioner.clouds.aws import catalogue
 from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.machines import claims
-from provisioner.machines.connect import readmit
+from provisioner.machines.connect import authorize
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.session import Session
@@ -67,12 +67,12 @@ def test_every_layer_admits_the_new_address(account: Account, at_home: Session, 
     records = create_machines(at_home, wanted)
     before = [around(account, record) for record in records]
     for record in records:
-        readmit(at_home, record)
+        authorize(at_home, record)
     assert [around(account, record) for record in records] == before  # no controller has moved
     moved = opened(account, MOVED)
     for record, then in zip(records, before, strict=True):
         for _ in range(2):
-            readmit(moved, record)
+            authorize(moved, record)
             assert around(account, record) == {
                 "group": then["group"] | {MOVED},
                 "routes": then["routes"] | {MOVED},
@@ -92,7 +92,7 @@ def test_what_has_been_admitted_already_is_no_error(
         api.inject(Fault("AuthorizeSecurityGroupIngress", "InvalidPermission.Duplicate", done=True)),
         api.inject(Fault("CreateRoute", "RouteAlreadyExists", done=True)),
     ]
-    readmit(moved, record)
+    authorize(moved, record)
     assert all(fault.hits for fault in faults)
     assert around(account, record)["group"] == then["group"] | {MOVED}
 
@@ -107,7 +107,7 @@ def test_an_acl_without_room_forgets_the_oldest_address(
     [record] = create_machines(at_home, [environment(at_home, aux=False, allowed=many)])
     moved = opened(account, MOVED, THIRD_REGION)
     for _ in range(2):
-        readmit(moved, record)
+        authorize(moved, record)
         then = around(account, record)
         assert then["acl"] == {f"in {MOVED}", f"out {MOVED}"}
         assert then["routes"] == {MOVED, *(destination.cidr for destination in many)}

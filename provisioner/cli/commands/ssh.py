@@ -24,7 +24,7 @@ from provisioner.cli.options import EnvironmentArgument, MachineOption, UserOpti
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import environment_session
 from provisioner.cli.standard_input import raw_terminal, terminal_size
-from provisioner.machines.connect import readmit, require_alive
+from provisioner.machines.connect import authorize, require_alive
 from provisioner.recording.casts import Cast
 from provisioner.ssh.openssh import ssh_command
 
@@ -48,7 +48,7 @@ def main(
     role, chosen = machine_and_user(environment, machine, user)
     login = opened.environments.login(environment, role, chosen)
     require_alive(opened, environment, role)
-    readmit(opened, environment)
+    authorize(opened, environment)
     known_hosts = opened.environments.directory(environment.id) / "keys" / f"known_hosts_{role}"
     # OpenSSH takes options after the host as well, and of settings that are given twice, the first.
     command = [*ssh_command(login, known_hosts, *SSH_OPTIONS), *(arguments or ())]
