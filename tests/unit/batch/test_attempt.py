@@ -25,7 +25,7 @@ from provisioner.base.models import Endpoint, Environment, MachineRecord, Machin
 from provisioner.batch import attempt as module
 from provisioner.batch.attempt import Attempt
 from provisioner.batch.results import as_jsonl
-from provisioner.batch.steps import Costs, Failure, UpStep, interruption
+from provisioner.batch.steps import Costs, Failure, Step, UpStep, interruption
 from provisioner.batch.workflow import AttemptResult, build_row
 from provisioner.clouds.cloud import EnvironmentResources, TerminationReason
 from provisioner.costs.ledger import Ledger
@@ -136,6 +136,11 @@ def raising(error: Exception) -> Callable[..., Any]:
     return work
 
 
+def failure_of(step: Step) -> Failure:
+    assert step.failure is not None
+    return step.failure
+
+
 def unsettled(attempt: Attempt) -> int:
     return len(attempt.session.ledger.entries(unsettled=True))
 
@@ -145,9 +150,7 @@ def test_a_dead_workers_creation_keeps_its_reservation(
 ) -> None:
     reserve(attempt)
     cloud.complete = False
-    up = attempt.up()
-    assert up.failure is not None
-    assert up.failure.interrupted
+    assert failure_of(attempt.up()).interrupted
     assert attempt.end(came_up=False).trouble == ""
     assert (unsettled(attempt), len(cloud.cleared)) == (1, 2)
     # Only once its Terraform surely has ended is the cloud believed.
@@ -182,8 +185,7 @@ def test_the_loss_of_a_machine_is_retried_on_the_clouds_words(
 ) -> None:
     recorded(attempt, agent_at=now() if began else None)
     monkeypatch.setattr(lifecycle, "score", raising(MachineLostError("It is lost: spot.", cloud_words=words)))
-    failure = attempt.score(now()).failure
-    assert failure is not None
+    failure = failure_of(attempt.score(now()))
     assert (failure.outcome, failure.retry, failure.message) == ("infrastructure_failed", retry, "It is lost: spot.")
 
 
@@ -194,8 +196,7 @@ def test_a_machine_that_its_ttl_ended_is_not_retried(
     recorded(attempt, expires_at=now() - HOUR)
     monkeypatch.setattr(agent, "run_agent", raising(MachineLostError("No answer.")))
     monkeypatch.setattr(lifecycle, "score", raising(MachineLostError("No answer.")))
-    failure = (attempt.agent() if step == "agent" else attempt.score(now())).failure
-    assert failure is not None
+    failure = failure_of(attempt.agent() if step == "agent" else attempt.score(now()))
     assert (failure.outcome, failure.retry) == (outcome, False)
 
 
@@ -205,8 +206,7 @@ def test_a_submission_that_cannot_be_read_is_the_agents_fault(
     recorded(attempt)
     for error, outcome in ((SubmissionError("A directory."), "agent_failed"), (TaskError("It broke."), "task_failed")):
         monkeypatch.setattr(lifecycle, "score", raising(error))
-        failure = attempt.score(now()).failure
-        assert failure is not None
+        failure = failure_of(attempt.score(now()))
         assert failure.outcome == outcome
         (attempt.session.environments.logs(attempt.id) / "step-score.json").unlink()
 
@@ -279,8 +279,7 @@ def test_a_start_that_outlives_the_limit_is_the_tasks_fault(attempt: Attempt, mo
 
     monkeypatch.setattr(planning, "plan", lambda *_: None)
     monkeypatch.setattr(lifecycle, "launch", launch)
-    failure = attempt.up().failure
-    assert failure is not None
+    failure = failure_of(attempt.up())
     assert (failure.outcome, failure.retry) == ("task_failed", False)
 
 
@@ -301,8 +300,7 @@ def test_a_run_that_waits_for_budget_plans_once(attempt: Attempt, monkeypatch: p
     monkeypatch.setattr(module, "BUDGET_POLL_SECONDS", 0.0)
     monkeypatch.setattr(planning, "plan", lambda *_: done.append("plan"))
     monkeypatch.setattr(lifecycle, "launch", launch)
-    failure = attempt.up().failure
-    assert failure is not None
+    failure = failure_of(attempt.up())
     assert (failure.message, done) == ("It broke.", ["plan", "launch", "launch"])
 
 
@@ -318,8 +316,7 @@ def test_a_run_that_never_fits_the_budget_does_not_wait(attempt: Attempt, monkey
     monkeypatch.setattr(signals, "wait", wait)
     monkeypatch.setattr(planning, "plan", lambda *_: None)
     monkeypatch.setattr(lifecycle, "launch", launch)
-    failure = attempt.up().failure
-    assert failure is not None
+    failure = failure_of(attempt.up())
     assert (failure.outcome, failure.message) == ("over_budget", "It never fits.")
 
 
@@ -336,8 +333,7 @@ def test_a_run_does_not_wait_for_what_it_still_holds_itself(
     monkeypatch.setattr(module, "BUDGET_POLL_SECONDS", 0.0)
     monkeypatch.setattr(planning, "plan", lambda *_: None)
     monkeypatch.setattr(lifecycle, "launch", launch)
-    failure = again.up().failure
-    assert failure is not None
+    failure = failure_of(again.up())
     assert failure.message == "It broke."
     assert cloud.cleared == [attempt.id]
 
@@ -428,8 +424,7 @@ def test_what_the_agent_decided_stays_whatever_others_destroy(
         raise error("It failed.")
 
     monkeypatch.setattr(lifecycle, "score", failed)
-    failure = attempt.score(now()).failure
-    assert failure
+    failure = failure_of(attempt.score(now()))
     assert failure.outcome == "agent_failed"
 
 
