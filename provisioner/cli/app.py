@@ -116,7 +116,8 @@ def main() -> int:
             print(wrong.message, file=sys.stderr)
             return wrong.exit_code
         # Arguments that no command takes look like every other error, under --json too.
-        hint = _hint(getattr(wrong, "option_name", ""), context) if context else None
+        unknown = getattr(wrong, "option_name", "") if wrong.message.startswith("No such option") else ""
+        hint = _hint(unknown, context) if context else None
         before_dashes = itertools.takewhile(lambda argument: argument != "--", sys.argv[1:])
         message = wrong.format_message().replace("Value error, ", "", 1)  # pydantic's, which Typer passes on
         _render_error(UsageError(message, hint=hint), as_json="--json" in before_dashes)

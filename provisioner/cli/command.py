@@ -10,7 +10,7 @@ import inspect
 import logging
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +86,7 @@ def add_command(app: typer.Typer, name: str, function: Callable[..., Result], li
             options = {option: arguments.pop(option) for option in inspect.signature(from_options).parameters}
             arguments[name] = from_options(**options)
         try:
-            code = _run(lambda: function(**arguments), as_json=as_json, debug=debug)
+            code = _run(lambda: _with_own_options(function, arguments, taken), as_json=as_json, debug=debug)
         except KeyboardInterrupt as another:  # while an error was shown; Typer takes each for a Ctrl-C
             code = exit_code(another)
         raise typer.Exit(code)
@@ -96,8 +96,18 @@ def add_command(app: typer.Typer, name: str, function: Callable[..., Result], li
     for make in makers:
         parameters += inspect.signature(make, eval_str=True).parameters.values()
     named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    taken = {each.name for each in named}
     wrapper.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     app.command(name, help=line)(wrapper)
+
+
+def _with_own_options(function: Callable[..., Result], arguments: dict[str, Any], taken: Container[str]) -> Result:
+    """Runs a command. An error names none of the settings that the command takes no option for."""
+    try:
+        return function(**arguments)
+    except ProvisionerError as error:
+        error.settings = tuple(setting for setting in error.settings if setting in taken)
+        raise
 
 
 class _PrintableFormatter(logging.Formatter):

@@ -26,10 +26,15 @@ SPINNER_CHARACTERS = 100
 SIGN_OF_LIFE_SECONDS = 30.0
 
 
+def hint_of(error: ProvisionerError) -> str | None:
+    """Returns what to do next, with the options that it is done by."""
+    options = ", ".join(f"--{setting.replace('_', '-')}" for setting in error.settings)
+    return " ".join(filter(None, (error.hint, options and f"Options: {options}."))) or None
+
+
 def render_error(error: ProvisionerError, *, as_json: bool) -> None:
     """Prints an error and its hint on stderr, and with --json also one object on stdout."""
-    options = ", ".join(f"--{setting.replace('_', '-')}" for setting in error.settings)
-    hint = " ".join(filter(None, (error.hint, options and f"Options: {options}."))) or None
+    hint = hint_of(error)
     if as_json:
         fields = {"kind": type(error).__name__, "message": error.message, "details": error.details, "hint": hint}
         result = Result({"error": {**fields, "exit_code": error.exit_code}}, exit_code=error.exit_code)

@@ -90,7 +90,9 @@ def _network(text: str, where: str) -> ipaddress.IPv4Network:
         raise UsageError(f"{where}: {error}.") from None
     if network.prefixlen == 0:
         raise UsageError(
-            f"{where} is the whole internet; a task that needs it must ask for the permission full_internet."
+            f"{where} is the whole internet.",
+            hint="A task that needs it asks for the permission full_internet, and an eval's machines for "
+            "`internet: full`.",
         )
     for refused, reason in _REFUSED:
         if network.overlaps(ipaddress.IPv4Network(refused)):

@@ -380,7 +380,7 @@ class Configuration(_Section):
                 if not is_open(text, info):
                     parse_destination(text)
         except UsageError as error:
-            raise ValueError(error.message) from error
+            raise ValueError(f"{error.message} {error.hint or ''}".strip()) from error
         return value
 
     @field_validator("family", "env_file", "compose", "registry")

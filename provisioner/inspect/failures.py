@@ -167,6 +167,7 @@ _SETTINGS: dict[Setting, str] = {
     "cloud": "`cloud` (-T cloud=CLOUD)",
     "env_file": "`env_file` (-T secrets_env_path=FILE)",
     "region": "`region` (or AWS_REGION)",
+    "spot": "`spot`",
     "ttl": "`ttl` (-T ttl=TTL)",
 }
 

@@ -55,6 +55,12 @@ def test_a_missing_right_is_named_with_the_policy(api: FaultyApi, account: Accou
     assert "aws policy" in problem["remedy"]
 
 
+def test_an_account_that_cannot_use_ec2_is_not_ready(api: FaultyApi, account: Account, tmp_path: Path) -> None:
+    api.inject(Fault("CreateVpc", "OptInRequired", message="You are not subscribed to this service."))
+    code, said = doctor(tmp_path)
+    assert (code, "not subscribed" in said["problems"][0]["problem"]) == (3, True), said
+
+
 def test_without_the_role_nothing_is_created(
     api: FaultyApi, account: Account, environment: MakeEnvironment, tmp_path: Path
 ) -> None:

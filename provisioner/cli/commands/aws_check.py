@@ -18,6 +18,7 @@ from provisioner.cli.command import progress
 from provisioner.cli.options import ProfileOption, parse_region
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
+from provisioner.cli.terminal import hint_of
 from provisioner.clouds.registry import Where
 from provisioner.costs.prices import MICRO, micro_usd
 from provisioner.environment.allowlist import parse_destination, resolve
@@ -112,6 +113,6 @@ def _explained(outcome: Outcome, path: Path) -> str:
     failure, failed = outcome.failure, outcome.results[-1]
     assert failure is not None
     lines = [f"Stopped at the step {failed.name}: {failure.message}"]
-    lines += [text for text in (failure.details, failure.hint) if text]
+    lines += [text for text in (failure.details, hint_of(failure)) if text]
     lines.append("If the account is set up as docs/how-to/first-hour-on-aws.md says, this is news to us:")
     return "\n".join([*lines, f"please open an issue with {path}, which names no account and no key."])

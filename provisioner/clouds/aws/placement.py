@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from typing import Literal
 
-from provisioner.base.errors import CapacityError, HostError, InfrastructureError, TerraformError
+from provisioner.base.errors import CapacityError, HostError, InfrastructureError, Setting, TerraformError
 from provisioner.base.models import Environment, MachineSize
 from provisioner.clouds.aws import cleanup
 from provisioner.clouds.aws.account import Account
@@ -52,23 +52,27 @@ REPETITIONS = (
 ENDED_AT_LAUNCH = "Client.InternalError"
 # What EC2 says of an account of the free plan (AWS Billing user guide, "Free Tier": accounts since July 2025).
 FREE_PLAN = "not eligible for Free Tier"
-# What EC2 says of accounts that may not launch now -> (what is wrong, what to do). Before they are taken for a lack of
-# credentials (EC2 API reference, "Error codes"; EC2 user guide, "Service-linked role for Spot Instance requests").
-ACCOUNT_PROBLEMS: dict[str, tuple[str, str]] = {
+# What EC2 says of accounts that may not launch now -> (what is wrong, what to do, by which settings). Before they are
+# taken for a lack of credentials (EC2 API reference, "Error codes"; EC2 user guide, "Service-linked role for Spot
+# Instance requests").
+ACCOUNT_PROBLEMS: dict[str, tuple[str, str, tuple[Setting, ...]]] = {
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": (
         "The account has no role for spot instances.",
         "Have an administrator run `provisioner aws setup` once, or do without spot instances.",
+        ("spot",),
     ),
     "PendingVerification": (
         "AWS still verifies the account's use of this region.",
         "As a rule it takes some minutes, and at most four hours; AWS then writes to the account's owner. Try again "
         "then, or use another region.",
+        ("region",),
     ),
     "OptInRequired": (
         "The account is not signed up for EC2.",
         "Its owner completes the registration, with a payment method, in the AWS console.",
+        (),
     ),
-    "Blocked": ("AWS has blocked the account.", "Its owner asks AWS Support."),
+    "Blocked": ("AWS has blocked the account.", "Its owner asks AWS Support.", ()),
 }
 
 
@@ -80,8 +84,8 @@ def _is_said(code: str, said: str) -> bool:
     return bool(re.search(rf"\b(?:api error |Server\.|Client\.){re.escape(code)}\b", said))
 
 
-def account_problem(said: str) -> tuple[str, str] | None:
-    """Returns what is wrong with the account, and what to do; None if a failure has another cause."""
+def account_problem(said: str) -> tuple[str, str, tuple[Setting, ...]] | None:
+    """Returns what is wrong with the account, what to do and by which settings; None for failures of other causes."""
     return next((explained for code, explained in ACCOUNT_PROBLEMS.items() if _is_said(code, said)), None)
 
 
@@ -198,7 +202,8 @@ class AwsPlacement:
                 details=error.details,
             ) from error
         if problem := account_problem(error.said):
-            raise HostError(f"{error.message} {problem[0]}", hint=problem[1], details=error.details) from error
+            what, hint, settings = problem
+            raise HostError(f"{error.message} {what}", hint=hint, details=error.details, settings=settings) from error
         for codes, hint in ((REFUSED, RIGHTS_HINT), (NO_LOGIN, LOGIN_HINT)):
             if code := _said(codes, error):
                 raise HostError(f"{error.message} AWS said {code}.", hint=hint, details=error.details) from error

@@ -77,7 +77,7 @@ def refused(api: Api, region: str) -> list[str]:
             "KeyName": "provisioner-doctor", "PublicKeyMaterial": KEY, "TagSpecifications": _tags("key-pair"),
         },
     }  # fmt: skip
-    return [f"ec2:{ec2.meta.method_to_api_mapping[name]}" for name, _ in _refusals(ec2, attempts)]
+    return [f"ec2:{ec2.meta.method_to_api_mapping[name]}" for name, _ in _refusals(ec2, attempts, tells_faults=True)]
 
 
 def refused_on(api: Api, region: str, environment: str) -> list[str]:
@@ -96,19 +96,25 @@ def refused_on(api: Api, region: str, environment: str) -> list[str]:
     with asking("Looking at the environment"):
         instance = cleanup.instances(api, region, environment)[0]
         attempts = _attempts(ec2, instance) | _disk_attempts(ec2, instance)
-    return [f"{action}: {words}"[:300] for action, words in _refusals(ec2, attempts)]
+    return [f"{action}: {words}"[:300] for action, words in _refusals(ec2, attempts, tells_faults=False)]
 
 
-def _refusals(ec2: Any, attempts: Attempts) -> Iterator[tuple[str, str]]:
-    """Asks EC2 for dry runs. Yields each action that it refuses, with its words."""
+def _refusals(ec2: Any, attempts: Attempts, *, tells_faults: bool) -> Iterator[tuple[str, str]]:
+    """Asks EC2 for dry runs. Yields each action that it refuses, with its words.
+
+    Args:
+        tells_faults: whether an answer that says nothing about rights is raised, such as that of an account that has
+            not signed up for EC2.
+    """
     for action, arguments in attempts.items():
         with asking(f"A dry run of {action}"):
             try:
                 getattr(ec2, action.partition(" ")[0])(**arguments, DryRun=True)
             except ClientError as error:
-                if code_of(error) in REFUSED:
+                code = code_of(error)
+                if code in REFUSED:
                     yield action, error.response["Error"].get("Message", "")
-                elif code_of(error) in (*NO_LOGIN, *THROTTLED):
+                elif code in (*NO_LOGIN, *THROTTLED) or (tells_faults and code != "DryRunOperation"):
                     raise
 
 

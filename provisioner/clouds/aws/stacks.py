@@ -229,7 +229,8 @@ class AwsStacks:
                 hint="A name counts once for each of its addresses. Allow fewer, or ask AWS for a larger quota "
                 "(Service Quotas, Amazon VPC: Rules per network ACL).",
             )
-        room = max(0, rules_quota(api, region) - controllers - DENIES)
+        quota = self.account.answers.get(("rules", region), lambda: rules_quota(api, region))
+        room = max(0, quota - controllers - DENIES)
         return f"{len(allowed)} of the {room} addresses that a network ACL in {region} has room for"
 
 

@@ -114,12 +114,14 @@ def _start(directory: Path) -> None:
             Path(ORIGIN).write_text(" ".join(origin.split())[:ORIGIN_CHARACTERS])
         with _running_qemu() as qmp:
             port = qemu.forwarded_port(qmp.monitor("info usernet"))
-        address = credentials / "private_address"  # there is none if it is alone in its environment
+        address = ""
+        with contextlib.suppress(FileNotFoundError):  # it is alone in its environment
+            address = (credentials / "private_address").read_text().split("/")[0]
         endpoint = {
             "host": "127.0.0.1",
             "port": port,
             "pidfile": "qemu.pid",
-            "private_address": address.read_text().split("/")[0] if address.exists() else None,
+            "private_address": address or None,
             "origin": Path(ORIGIN).read_text(),
         }
         Path("endpoint.json.new").write_text(json.dumps(endpoint))

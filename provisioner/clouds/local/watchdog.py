@@ -90,7 +90,7 @@ def _opened(pid: int, pidfile: Path) -> int | None:
 def _is_over(watched: int | None, seconds_left: float | None, *, may_start: bool) -> bool:
     """Returns whether there is nothing more to watch: no QEMU lives, nor may be about to start."""
     # If the host's disk is nearly full, too: no other watchdog counts a QEMU that no directory names.
-    if seconds_left is None or seconds_left <= 0 or disk.nearly_full(Path.cwd()):
+    if seconds_left is None or seconds_left <= 0 or disk.nearly_full(Path()):
         _kill(watched)
     lives = watched is not None and not select.select([watched], [], [], 0)[0]
     return seconds_left is None or not (may_start or lives)
@@ -124,6 +124,7 @@ def _resume(directory: Path, after_full_disk: bool) -> None:
     # Where QEMU is busy with another client, or the system itself, a later round tries again.
     with contextlib.suppress(OSError, ValueError, qemu.QMPError):
         snapshots.end_if_abandoned(directory, ANSWER_SECONDS)
+    with contextlib.suppress(OSError, ValueError, qemu.QMPError):
         if after_full_disk and not disk.nearly_full(directory):
             with qemu.QMP(directory, ANSWER_SECONDS) as qmp:
                 if qmp.status() == qemu.FULL_DISK:

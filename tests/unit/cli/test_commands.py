@@ -125,6 +125,7 @@ MISTAKES = [
     (["--debug", "list"], "--debug comes after the command"),
     (["verify", "/nonexistent/results.jsonl"], "no file or directory '/nonexistent/results.jsonl'"),
     (["show", "a" * 5000], "no environment '" + "a" * 80 + "...'"),
+    (["exec", "x", "--machine"], "Option '--machine' requires an argument."),
     (["exec", "../x", "--", "true"], "no environment '../x'"),
     (["exec", "x", "--machine", "third", "--", "true"], "no environment 'x'"),
     (["exec", "x", "--user", "mallory", "--", "true"], "'mallory' is not one of"),
@@ -218,6 +219,16 @@ def test_an_unexpected_error_is_one_json_object_too(
     assert (done.code, done.json["error"]["exit_code"]) == (1, 1)
     assert done.json["error"]["message"].startswith(f"Unexpected {type(error).__name__}")
     assert "Traceback" not in done.stderr
+
+
+def test_an_error_names_only_options_that_the_command_has(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(least: tuple[int, int]) -> NoReturn:
+        raise errors.BudgetError("It is too much.", hint="Take less.", settings=("ttl", "region"))
+
+    monkeypatch.setattr("provisioner.terraform.process.problems", fail)
+    assert provisioner("doctor", "--json").json["error"]["hint"] == "Take less. Options: --region."
 
 
 def test_the_program_tells_its_version(provisioner: CommandLine) -> None:

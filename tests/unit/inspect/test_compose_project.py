@@ -219,6 +219,7 @@ networks: {inner: {internal: true}, outer: }
         ("ports: ['22:22']", "services.web.ports.0: the machine's own SSH server"),
         ("ports: ['20-30:20-30']", "services.web.ports.2: the machine's own SSH server"),
         ("mem_limit: 9999999g", "services.web.mem_limit: it must be from 0 to"),
+        ("cpus: .inf", "unsupported value: +Inf"),
         ("cpus: 2000", "services.web.cpus: it must be from 0 to 1024 cores"),
         ("deploy: {resources: {limits: {cpus: '2000'}}}", "services.web.deploy.resources.limits.cpus: it must be from"),
         ("deploy: {replicas: 2}", "services.web.scale: a sandbox is one container"),

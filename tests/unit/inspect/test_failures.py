@@ -246,15 +246,17 @@ def test_output_of_just_the_limit_is_complete() -> None:
 PACKAGE = Path(__file__).parents[3] / "provisioner"
 # What reaches Inspect's users: images, clouds, costs and environments. The command line's own messages are its own.
 FOLDERS = (
-    "clouds", "copying", "costs", "driver", "family", "images", "isolation", "machines", "ssh", "store", "terraform",
+    "base", "clouds", "copying", "costs", "driver", "family", "images", "isolation", "machines", "ssh", "store",
+    "terraform",
 )  # fmt: skip
 OPTION = re.compile(r"--(?:cloud|region|profile|spot|state|ttl|budget|env-file|allow)(?![\w-])")
 
 
-@pytest.mark.parametrize("folder", [*FOLDERS, "errors.py"])
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_no_error_names_an_option_unless_in_a_whole_command(folder: str) -> None:
-    path = PACKAGE / folder
-    for source in [path] if path.is_file() else path.rglob("*.py"):
+    sources = list((PACKAGE / folder).rglob("*.py"))
+    assert sources
+    for source in sources:
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith("Error"):
                 texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]

@@ -70,8 +70,10 @@ def _backing(lower: Path) -> tuple[str, ...]:
 
 
 def _run(*argv: str, seconds: float = REBASE_SECONDS) -> None:
-    environment = child_environment.for_program(os.environ)
-    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, env=environment, timeout=seconds)
+    subprocess.run(
+        argv,
+        check=True, stdin=subprocess.DEVNULL, env=child_environment.for_program(os.environ), timeout=seconds,
+    )  # fmt: skip
 
 
 def copy(layer: Path, target: Path) -> None:
