@@ -51,7 +51,7 @@ MISSING_MODULE = (
 )
 # Enough for a screen, and little enough to be taken apart into lines.
 _END_CHARACTERS = 64 << 10
-# The helper writes no larger result; family/values.py's MAX_BYTES counts the whole file.
+# The helper writes no larger result; family/results.py's MAX_BYTES counts the whole file.
 RESULT_LIMIT_BYTES = strict_json.LIMIT_BYTES
 # The helper may take this much longer than the operation itself: it starts an interpreter and reads files.
 GRACE_SECONDS = 120
