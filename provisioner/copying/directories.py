@@ -85,13 +85,18 @@ def _link_target(name: str, way: list[int]) -> str:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name) from None
         raise
     *passed, last = (os.fstat(directory) for directory in way)
-    if not _is_ours(last) or not all(_is_ours(status) or status.st_mode & stat.S_ISVTX for status in passed):
+    if not _is_ours(last) or not all(_is_ours(status) or _is_our_sticky(status) for status in passed):
         raise OSError(errno.ELOOP, "is a symbolic link that others could have placed", name)
     return target
 
 
 def _is_ours(status: os.stat_result) -> bool:
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _is_our_sticky(status: os.stat_result) -> bool:
+    """Returns whether others cannot rename our entries in a directory that they can write to. Its owner always can."""
+    return status.st_uid in (0, os.geteuid()) and bool(status.st_mode & stat.S_ISVTX)
 
 
 def split(path: str) -> tuple[str, str]:
@@ -170,20 +175,32 @@ def _empty(directory: int) -> None:
 
 
 def _bring_up(name: str, directory: int, prefix: str) -> list[str]:
-    """Empties a subdirectory: what is nested comes up, so that nothing gets too deep for calls; returns its names."""
+    """Empties a subdirectory: moves what it cannot remove up into `directory`, and returns the new names."""
+    _allow_all(name, directory)
     below = os.open(name, LISTING_FLAGS, dir_fd=directory)
     brought = []
     try:
-        with contextlib.suppress(OSError):
-            os.fchmod(below, 0o700)
         for number, entry in enumerate(os.listdir(below)):
             if not _removed(entry, below):
+                _allow_all(entry, below)
                 with contextlib.suppress(OSError):
                     os.rename(entry, f"{prefix}-{number}", src_dir_fd=below, dst_dir_fd=directory)
                     brought.append(f"{prefix}-{number}")
     finally:
         os.close(below)
     return brought
+
+
+def _allow_all(name: str, directory: int) -> None:
+    """Lets this user list, empty and move a subdirectory: rename(2) moves only a writable one to another parent."""
+    if os.geteuid() == 0:  # needs no permission, and must not change the mode of what is mounted there
+        return
+    with contextlib.suppress(OSError):
+        descriptor = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
+        try:
+            os.chmod(f"/proc/self/fd/{descriptor}", 0o700)
+        finally:
+            os.close(descriptor)
 
 
 def _removed(name: str, directory: int) -> bool:

@@ -90,6 +90,15 @@ def test_a_link_below_a_directory_of_others_is_not_followed(inside: Path) -> Non
         pass
 
 
+@as_root
+def test_a_link_below_a_strangers_directory_is_not_followed_although_that_is_sticky(inside: Path) -> None:
+    (inside / "real" / "link").symlink_to("below")
+    os.chown(inside, STRANGER, STRANGER)
+    inside.chmod(0o1755)  # the owner may rename all the same
+    with pytest.raises(OSError, match="others could have placed"), open_directory(f"{inside}/real/link"):
+        pass
+
+
 def test_a_destination_is_a_directory_or_in_one(inside: Path) -> None:
     for path, directory, name in (
         (f"{inside}/link/", "real", "name"), (f"{inside}/link/new", "real", "new"), (f"{inside}/new/", ".", "new"),
@@ -142,6 +151,22 @@ def test_a_tree_of_any_depth_is_removed_with_a_working_directory(inside: Path) -
     assert name.startswith(".copy.")
     assert {path.name for path in inside.iterdir()} == {"real", "link"}
     assert (inside / "real" / "below").is_dir()
+
+
+@as_root
+def test_a_users_tree_without_permissions_is_removed(inside: Path) -> None:
+    os.chown(inside, STRANGER, STRANGER)
+    with open_directory(str(inside)) as parent:
+        os.seteuid(STRANGER)
+        try:
+            with working_directory(parent) as work:
+                for directory in ("closed", "closed/inner", "closed/inner/innermost"):
+                    os.mkdir(directory, dir_fd=work)
+                os.chmod("closed/inner", 0o500, dir_fd=work)
+                os.chmod("closed", 0, dir_fd=work)
+        finally:
+            os.seteuid(0)
+    assert {path.name for path in inside.iterdir()} == {"real", "link"}
 
 
 def test_a_tree_to_which_others_add_for_ever_is_given_up(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
