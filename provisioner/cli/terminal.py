@@ -82,8 +82,9 @@ class TerminalProgress:
     def phase_started(self, name: str) -> None:
         """Shows that a phase is running."""
         with self._lock:
-            self._phase, self._last_line = name, ""
             self.stop()
+            self._flush()  # a phase that failed was not finished
+            self._phase, self._last_line = name, ""
             if self.console.is_terminal:
                 self._status = self.console.status(Text(printable(name)))
                 self._status.start()

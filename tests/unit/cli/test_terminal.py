@@ -79,3 +79,14 @@ def test_the_spinner_does_not_show_the_line_of_the_image_before() -> None:
     assert progress._status
     assert str(progress._status.status) == "images"
     progress.stop()
+
+
+def test_the_half_line_of_a_phase_that_failed_is_its_own() -> None:
+    shown = console(terminal=False)
+    progress = TerminalProgress(shown)
+    progress.phase_started("start")
+    progress.output("half of start")
+    progress.phase_started("agent")
+    progress.output("first of agent\n")
+    progress.stop()
+    assert re.findall(r"\| (.*)", said_by(shown)) == ["half of start", "first of agent"]
