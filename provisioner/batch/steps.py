@@ -1,4 +1,4 @@
-"""The results of an attempt's steps, and what is to blame for an error, by the word of the cloud or the host."""
+"""Defines the results of an attempt's steps, and classifies errors by what the cloud or the host says."""
 
 from __future__ import annotations
 
@@ -196,11 +196,10 @@ def truncate(text: str) -> str:
 
 def classify_launch_error(session: Session, environment_id: str, error: Exception) -> Failure:
     """Classifies an error of a launch. A machine that is lost because its ttl has passed means that start() hung."""
-    expired = False
-    with contextlib.suppress(ProvisionerError):
-        expired = any(entry.expires_at <= now() for entry in session.ledger.entries(environment=environment_id))
-    if expired and isinstance(error, MachineLostError):
-        return Failure(outcome="task_failed", message="start() did not end within the environment's ttl.")
+    if isinstance(error, MachineLostError):
+        with contextlib.suppress(ProvisionerError):
+            if any(entry.expires_at <= now() for entry in session.ledger.entries(environment=environment_id)):
+                return Failure(outcome="task_failed", message="start() did not end within the environment's ttl.")
     return classify(error)
 
 
@@ -216,6 +215,6 @@ def classify_loss(environment: Environment, error: MachineLostError, step: str, 
     if environment.expires_at <= now():
         message = "The environment's ttl ended it."
         return Failure(outcome="timed_out" if step == "agent" else "task_failed", message=message)
-    # Before an agent has begun, no agent gains by a fresh machine.
+    # An agent that has begun gets a fresh machine only if the cloud confirms the loss.
     retry = bool(error.cloud_words) or not agent_began
     return Failure(outcome="infrastructure_failed", message=truncate(error.message), retry=retry)

@@ -18,7 +18,7 @@ from provisioner.version import __version__
 PROGRAM = "provisioner"
 # At the first TAB, zsh loads the script that Typer installs as a function and calls it. The script then only defines
 # another function, so the first TAB would complete nothing.
-_WHEN_ZSH_LOADS_IT = f"""
+_ZSH_FIRST_COMPLETION = f"""
 if [[ $funcstack[1] == _{PROGRAM} ]]; then
   _{PROGRAM}_completion "$@"
 fi
@@ -104,6 +104,7 @@ def main() -> int:
     # What commands write holds keys, states and logs, and is for the operator alone.
     os.umask(0o077)
     prepare()
+    as_json = "--json" in itertools.takewhile(lambda argument: argument != "--", sys.argv[1:])
     try:
         code = app(prog_name=PROGRAM, standalone_mode=False)
     except SystemExit:  # Typer's options for completion end the program
@@ -118,12 +119,11 @@ def main() -> int:
         # Arguments that no command takes look like every other error, under --json too.
         unknown = getattr(wrong, "option_name", "") if wrong.message.startswith("No such option") else ""
         hint = _hint(unknown, context) if context else None
-        before_dashes = itertools.takewhile(lambda argument: argument != "--", sys.argv[1:])
         message = wrong.format_message().replace("Value error, ", "", 1)  # pydantic's, which Typer passes on
-        _render_error(UsageError(message, hint=hint), as_json="--json" in before_dashes)
+        _render_error(UsageError(message, hint=hint), as_json=as_json)
         return UsageError.exit_code
     except ProvisionerError as error:  # a command's module cannot be imported; commands show errors themselves
-        _render_error(error, as_json="--json" in sys.argv)
+        _render_error(error, as_json=as_json)
         return error.exit_code
     except OSError as error:  # commands handle their own: this is the help, the version, or an error under --json
         silence(sys.stdout)
@@ -133,10 +133,10 @@ def main() -> int:
 
 
 def _correct_zsh_completion() -> None:
-    """Has the script for zsh that Typer has installed complete something at the first TAB of each shell."""
+    """Extends the zsh script that Typer has installed, so that the first TAB of each shell completes something."""
     script = Path.home() / ".zfunc" / f"_{PROGRAM}"
-    if script.exists() and not (text := script.read_text()).endswith(_WHEN_ZSH_LOADS_IT):
-        script.write_text(text + _WHEN_ZSH_LOADS_IT)
+    if script.exists() and not (text := script.read_text()).endswith(_ZSH_FIRST_COMPLETION):
+        script.write_text(text + _ZSH_FIRST_COMPLETION)
 
 
 def _render_error(error: ProvisionerError, *, as_json: bool) -> None:

@@ -197,7 +197,7 @@ class Ledger:
     def settle_late(self, environment: str, ended_at: datetime) -> None:
         """Settles an environment that has no record any more at the share of its reservation that it lived for.
 
-        If it ends before its launch, as the clock was set back, it costs all that was reserved.
+        It costs the whole reservation if it ended at its expiry or later, or before its launch by a clock set back.
         """
         for entry in self.entries(unsettled=True, environment=environment):
             if entry.launched_at <= ended_at < entry.expires_at:
@@ -373,13 +373,13 @@ class Spending(Record):
     def budgets(self, launched_at: datetime) -> list[Budget]:
         """Returns all budgets that a launch at this time must fit."""
         month = launched_at.strftime("%Y-%m")
-        sums = [
+        sums: list[tuple[Scope, str, Decimal | None, str]] = [
             ("command", self.command, self.budget, "the budget given"),
             ("project", self.project, self.projects.get(self.project), f"the budget of the project {self.project}"),
             ("month", month, self.month, f"the budget of {month}"),
         ]
         return [
-            Budget.model_validate({"scope": scope, "of": of, "micro_usd": micro_usd(usd), "name": name})
+            Budget(scope=scope, of=of, micro_usd=micro_usd(usd), name=name)
             for scope, of, usd, name in sums
             if usd is not None
         ]

@@ -132,7 +132,7 @@ def find_cause(session: Session, environment: Environment, *, agent_began: bool)
     """Asks the cloud about an environment's machines, and judges their loss."""
     expired = environment.expires_at <= now()
     try:
-        machines = {role: _state(session, environment, role) for role in environment.machines}
+        machines = {role: _why_not_well(session, environment, role) for role in environment.machines}
     except LivenessLostError:
         raise
     except ProvisionerError as error:
@@ -141,7 +141,7 @@ def find_cause(session: Session, environment: Environment, *, agent_began: bool)
 
 
 def primary_runs(session: Session, environment: Environment) -> bool | None:
-    """Returns whether the primary machine runs; None if the cloud cannot be asked, which proves nothing."""
+    """Returns whether the primary machine runs. If the cloud cannot be asked: None, or False after the ttl."""
     try:
         return session.cloud.alive(environment, "primary")
     except LivenessLostError:
@@ -150,7 +150,7 @@ def primary_runs(session: Session, environment: Environment) -> bool | None:
         return None if session.environments.last_known(environment).expires_at > now() else False
 
 
-def _state(session: Session, environment: Environment, role: Role) -> TerminationReason | None:
+def _why_not_well(session: Session, environment: Environment, role: Role) -> TerminationReason | None:
     if role not in environment.endpoints or not session.cloud.alive(environment, role):
         return session.cloud.termination_reason(environment, role)
     impairment = session.cloud.impairment(environment, role)
@@ -170,19 +170,15 @@ def attributing_loss(session: Session, environment: Environment) -> Iterator[Non
     except MachineLostError as error:
         current = session.environments.reread(environment)  # it may have been extended, and an agent have begun
         loss = find_cause(session, current, agent_began=current.agent_at is not None)
-        if loss.cause == "agent" and loss.words:
-            raise AgentError(
-                f"After the agent had begun, a machine was switched off from within: {loss.words}. "
-                "Nothing more can be scored.",
-                details=error.details,
-            ) from error
         if loss.cause == "agent":
-            raise AgentError(
-                f"The machine cannot be used any more, although the cloud says that it runs. As an agent had begun, "
-                f"this counts as the agent's failure: {error.message} Nothing more can be scored.",
-                details=error.details,
-            ) from error
-        says = {"cloud": f"The cloud confirms the loss: {loss.words}.", "ttl": loss.words}.get(loss.cause, loss.words)
+            what = (
+                f"After the agent had begun, a machine was switched off from within: {loss.words}."
+                if loss.words
+                else "The machine cannot be used any more, although the cloud says that it runs. As an agent had "
+                f"begun, this counts as the agent's failure: {error.message}"
+            )
+            raise AgentError(f"{what} Nothing more can be scored.", details=error.details) from error
+        says = f"The cloud confirms the loss: {loss.words}." if loss.cause == "cloud" else loss.words
         raise MachineLostError(
             f"{error.message} {says}".strip(),
             hint=error.hint,

@@ -19,8 +19,8 @@ from provisioner.family.manifest import Manifest, load_manifest
 from provisioner.family.source import check_module
 
 MAXIMUM_NAME_CHARACTERS = 64
-# Of a directory in which a family may be meant that a path does not name.
-ENTRIES_LOOKED_AT = 1000
+# How many entries of a directory are searched for the family that a wrong path may mean.
+ENTRIES_SEARCHED = 1000
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -38,8 +38,8 @@ class TaskFamily:
         files: the files to copy into machines: sorted paths relative to `directory`, of regular files and of links
             that stay inside. family.files.SKIPPED_NAMES, SKIPPED_AT_TOP and empty directories are left out.
         hostname: its machine's host name; empty for its role. Only our own families have one.
-        neighbours: further machines of each environment, by role. Each has the image of such a family, and nothing of
-            it runs there. Only our own families have any.
+        neighbours: further machines of each environment, by role. Each gets the image of its family, whose code does
+            not run there. Only our own families have any.
     """
 
     directory: Path
@@ -129,7 +129,7 @@ def _family_near(path: Path) -> Path | None:
 
 def _families_in(directory: Path) -> list[Path]:
     try:
-        return sorted(filter(_is_family, islice(directory.iterdir(), ENTRIES_LOOKED_AT)))
+        return sorted(filter(_is_family, islice(directory.iterdir(), ENTRIES_SEARCHED)))
     except OSError:
         return []
 

@@ -72,7 +72,7 @@ class _Seen:
 def prove_isolation(
     session: Session, environment: Environment, connections: dict[Role, Connection]
 ) -> tuple[ProbeResult, ...]:
-    """Has all machines probe at once, then asks the cloud what it sees from outside, and keeps all of it.
+    """Runs the probes in all machines at once, asks the cloud what it sees from outside, and keeps the proof.
 
     Raises:
         IsolationError: the machines can reach more, or less, than the permission promises.
@@ -106,7 +106,9 @@ def prove_isolation(
 
 def _keep(session: Session, environment: Environment, seen: _Seen, problem: str = "") -> None:
     """Writes the proof among the logs of an environment that exists."""
-    redactor, asked, results = session.redactor, dict(seen.asked), dict(seen.results)
+    # Copies: after a failure, threads of other machines may still add to them.
+    asked, results = dict(seen.asked), dict(seen.results)
+    redactor = session.redactor
     differences = seen.differences
     if differences is not None:
         differences = tuple(clean(each, redactor) for each in differences[:MOST_DIFFERENCES])

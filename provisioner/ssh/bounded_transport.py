@@ -48,11 +48,11 @@ class ProtocolViolation(paramiko.SSHException):
 
 
 class _Allowance:
-    """Counts events that are allowed at a rate, after a number at once.
+    """Limits how many events may come: a fixed number, and more with each second since the beginning.
 
     Args:
-        at_once: how many may come at any time.
-        per_second: how many more may come with each second.
+        at_once: how many may come at the beginning.
+        per_second: how many more may come for each second. What is not used adds up.
     """
 
     def __init__(self, at_once: float, per_second: float) -> None:
@@ -181,7 +181,7 @@ class BoundedTransport(paramiko.Transport):
         self._unix_socket = ""
 
     def open_unix_socket(self, path: str, timeout_seconds: float) -> paramiko.Channel:
-        """Opens a channel to a Unix socket of the machine; all have the same path.
+        """Opens a channel to a Unix socket of the machine. All calls on one transport must give the same path.
 
         Raises:
             paramiko.SSHException: nothing listens there, sshd refuses, or the connection broke.

@@ -49,7 +49,7 @@ def holder(pidfile: str) -> int:
     with open(pidfile, "rb") as file:
         # struct flock: type, whence, start, len, pid
         query = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_GETLK, query)[:28])
+        kind, _, _, _, pid = struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_GETLK, query))
     if kind == fcntl.F_UNLCK:
         raise ProcessLookupError("its process has ended")
     return int(pid)

@@ -13,7 +13,7 @@ from typing import Any
 
 from provisioner.base import strict_json
 from provisioner.base.errors import DamagedRecordError, HostError, UsageError
-from provisioner.base.models import Endpoint, Environment, Role
+from provisioner.base.models import Environment, Role
 from provisioner.base.progress import SURVIVABLE
 from provisioner.base.validation import shown
 from provisioner.ssh.keys import KeyPair, Login
@@ -25,8 +25,7 @@ RECORD = "environment.json"
 RECORD_LOCK = "environment.lock"
 RECORD_WAIT_SECONDS = 30.0
 DETAILS_CHARACTERS = 2000
-# The endings of recordings among the logs.
-LARGE = (".cast", ".pcap")
+RECORDING_SUFFIXES = (".cast", ".pcap")
 # No vowels and no look-alikes, since people read ids aloud and type them.
 ID_ALPHABET = "bcdfghjkmnpqrstvwxz23456789"
 ID_DIGITS = 6
@@ -103,7 +102,7 @@ class EnvironmentStore:
         return self._home.locks / f"lease-{environment_id}"
 
     def is_attended(self, environment_id: str) -> bool:
-        """Whether a running process looks after the environment, or changes it."""
+        """Returns whether a running process looks after the environment, or changes it."""
         return is_locked(self.lease(environment_id)) or is_locked(self.lock(environment_id))
 
     def save(self, environment: Environment) -> Environment:
@@ -124,7 +123,7 @@ class EnvironmentStore:
         Raises:
             UsageError: the environment has been destroyed, or its destruction has begun and it would be ready again.
             DamagedRecordError: the record on disk cannot be read.
-            HostError: another process has locked the record all the time.
+            HostError: another process held the record's lock for RECORD_WAIT_SECONDS.
         """
         directory = self.directory(environment.id)
         try:
@@ -152,8 +151,8 @@ class EnvironmentStore:
             DamagedRecordError: a record cannot be read, so the list would be incomplete.
         """
         readable, unreadable = self._read_all()
-        for error in unreadable.values():
-            raise error
+        if unreadable:
+            raise next(iter(unreadable.values()))
         return readable
 
     def readable(self) -> list[Environment]:
@@ -254,15 +253,12 @@ class EnvironmentStore:
                 return self._read(paths[only[0]])
         if matches:
             raise UsageError(f"{shown(name)} is ambiguous: it matches {', '.join(matches[:10])}.")
-        if not archived and name and (gone := self._destroyed(name)):
-            raise UsageError(f"{gone} has been destroyed.", hint=f"`provisioner show {gone}` shows its record.")
+        if not archived and name:
+            ids = [path.parent.name for path in self._home.archive.glob(f"*/{RECORD}")]
+            destroyed = [each for each in ids if each.startswith(name) or each.endswith(name)]
+            if len(destroyed) == 1:
+                self.refuse_destroyed(destroyed[0])
         raise UsageError(f"There is no environment {shown(name)}.", hint="`provisioner list` shows all environments.")
-
-    def _destroyed(self, name: str) -> str | None:
-        """Returns the id of the only destroyed environment that a name means, if there is one."""
-        ids = [path.parent.name for path in self._home.archive.glob(f"*/{RECORD}")]
-        matches = [each for each in ids if name == each or each.startswith(name) or each.endswith(name)]
-        return matches[0] if len(matches) == 1 else None
 
     def _read(self, path: Path) -> Environment:
         identity = path.parent.name
@@ -303,7 +299,7 @@ class EnvironmentStore:
         Raises:
             UsageError: the environment has no such machine, or it is not up.
         """
-        endpoint: Endpoint | None = environment.endpoints.get(role)
+        endpoint = environment.endpoints.get(role)
         host_key = self.key_path(environment.id, f"host_{role}.pub")
         if role not in environment.machines:
             raise UsageError(f"{environment.id} has no {role} machine.")
@@ -348,9 +344,9 @@ class EnvironmentStore:
     def _archive_logs(self, environment_id: str) -> None:
         live, logs = self.live_logs(environment_id), self.archived_logs(environment_id)
         if live.is_dir():
-            # Without what a write has left that was killed: it is sealed nowhere.
+            # A killed write leaves a hidden temporary file, which no seal covers.
             ignored = shutil.ignore_patterns(".*")
-            shutil.copytree(live, logs, ignore=ignored, dirs_exist_ok=True, copy_function=_kept)
+            shutil.copytree(live, logs, ignore=ignored, dirs_exist_ok=True, copy_function=_archive_log)
         for directory in (logs, logs.parent, self._home.archive):
             if directory.is_dir():
                 sync(directory)
@@ -366,13 +362,10 @@ class EnvironmentStore:
         self.lease(environment_id).unlink(missing_ok=True)
 
 
-def _kept(source: str, target: str) -> None:
-    """Copies a log, so that it outlives a crash of the host: the only other copy is removed next.
-
-    A recording, which is large and no longer written to, gets a second name instead.
-    """
+def _archive_log(source: str, target: str) -> None:
+    """Copies a log and syncs the copy, as the original is removed next. Hard-links a recording: large, and finished."""
     linked = False
-    if source.endswith(LARGE):
+    if source.endswith(RECORDING_SUFFIXES):
         with contextlib.suppress(OSError):
             Path(target).unlink(missing_ok=True)
             os.link(source, target)

@@ -35,24 +35,24 @@ def problems() -> list[tuple[str, str]]:
     """Lists what this host lacks, as (problem, remedy)."""
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     missing = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program, path=path)})
-    problems = []
+    found = []
     if missing:
-        problems.append((f"Missing packages: {' '.join(missing)}", f"sudo apt-get install {' '.join(missing)}"))
+        found.append((f"Missing packages: {' '.join(missing)}", f"sudo apt-get install {' '.join(missing)}"))
     if {"util-linux", "uidmap"} & set(missing):
-        return problems
+        return found
     if os.geteuid() == 0 and not _works("unshare", "--net", "true"):
-        problems.append(
-            ("Root cannot create network namespaces here: it lacks CAP_SYS_ADMIN.", "Run it outside of the container.")
+        found.append(
+            ("Root cannot create network namespaces here: it lacks CAP_SYS_ADMIN.", "Run it outside the container.")
         )
     if os.geteuid() != 0 and not _works(*USER_NAMESPACES):
-        problems.append(
+        found.append(
             (
                 "This user cannot make user namespaces with subordinate ids.",
                 'sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 "$USER"; '
                 "sudo sysctl kernel.unprivileged_userns_clone=1",
             )
         )
-    return problems
+    return found
 
 
 def notes(kvm_answer: Path) -> list[str]:
@@ -84,13 +84,14 @@ def _works(*argv: str) -> bool:
 # Under working KVM, a kernel without a root file system panics about a second after its start, which ends QEMU.
 TRIAL_SECONDS = 15
 # setuid clears PR_SET_PDEATHSIG, so QEMU also runs in a PID namespace: when its init dies, the kernel kills the rest.
-_IN_A_SHELLS_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--", "sh", "-c", '"$@"; exit', "sh")
+# That init is the shell: `exit` keeps it from replacing itself by its last command.
+_PID_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--", "sh", "-c", '"$@"; exit', "sh")
 CPU_INFO = Path("/proc/cpuinfo")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def kvm_works(kernel: Path, answer: Path) -> bool:
-    """Whether a kernel boots under KVM here. Tried once per boot of the host.
+    """Returns whether a kernel boots under KVM here. Tried once per boot of the host.
 
     The device alone proves nothing: under some hypervisors it opens, QEMU starts, and the guest never gets anywhere.
 
@@ -142,7 +143,7 @@ def _boots(kernel: Path) -> bool:
     argv = [
         # A trial under broken KVM never ends by itself, and must not outlive a controller that is killed.
         *("setpriv", "--pdeathsig", "KILL", "--"),
-        *(_IN_A_SHELLS_NAMESPACE if user else ()),
+        *(_PID_NAMESPACE if user else ()),
         *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", "q35,accel=kvm", "-cpu", "host", "-m", "256M", "-serial", "stdio"),
         *("-kernel", str(kernel), "-append", "console=ttyS0 panic=-1"),
