@@ -312,9 +312,10 @@ class SampleMachines:
         """
         if not self.project:
             return []
-        start = services.running if self.snapshot else services.start
+        allowed = self.environment.allowed_destinations
+        fresh = partial(services.start, self.project, allowed=allowed)
         with self.more_phases() as phases, phases.phase("services"):
-            containers = self.on("primary", partial(start, self.project))
+            containers = self.on("primary", partial(services.running, self.project) if self.snapshot else fresh)
         self.memory.services = {container.identity: container.service for container in containers}
         return containers
 

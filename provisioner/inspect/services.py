@@ -7,6 +7,7 @@ Whatever the machine answers is checked: a container may have become the machine
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import threading
@@ -21,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from provisioner.base import strict_json
 from provisioner.base.errors import CommandTimeoutError
-from provisioner.base.models import Role
+from provisioner.base.models import Destination, Role
 from provisioner.base.printable import beginning, last_lines, printable, printable_lines
 from provisioner.base.validation import lines_of, shown
 from provisioner.inspect.compose import PROJECT
@@ -170,13 +171,22 @@ class ServicesError(NotUpError):
     """A sample's services did not start."""
 
 
-def start(project: Project, connection: Connection) -> list[Container]:
+def start(project: Project, connection: Connection, allowed: Sequence[Destination] = ()) -> list[Container]:
     """Starts a project's containers, waits until they run and are healthy, and returns those that run.
+
+    Args:
+        allowed: the destinations whose names the containers know: they read no hosts file of their machine.
 
     Raises:
         ServicesError: as for running.
     """
-    connection.write_file(f"{DIRECTORY}/compose.json", project.run.encode(), mode=0o600)
+    file = json.loads(project.run)
+    names = [f"{name}:{each.cidr.partition('/')[0]}" for each in allowed for name in each.host_names]
+    for service in file["services"].values():
+        # What shares another's network shares its names: the engine refuses names of its own.
+        if not service.get("network_mode", "").startswith(("service:", "container:")):
+            service["extra_hosts"] = [*(service.get("extra_hosts") or []), *names]
+    connection.write_file(f"{DIRECTORY}/compose.json", json.dumps(file).encode(), mode=0o600)
     up = (*_COMPOSE, "up", "--detach", "--no-build", "--pull", "never", "--wait", "--wait-timeout", str(START_SECONDS))
     done = connection.run(["sh", "-c", _LIMITED, "sh", *up], timeout_seconds=START_SECONDS + SMALL_CALL_SECONDS)
     return running(project, connection, _end(done))

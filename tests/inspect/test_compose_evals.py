@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -32,6 +33,8 @@ from tests.inspect.epochs import Meeting, beginning
 from tests.inspect.images import DEBIAN, DOCKERFILE, debian_archive, registry_of_archives
 from tests.inspect.mirror import mirror
 from tests.inspect.running import assert_nothing_left, brought_up, ended, said, started
+from tests.local.test_isolation import host_address, listening
+from tests.unit.environment.test_allowlist import answer
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "inspect"
 SOLUTION = b"The albatross is the solution. "
@@ -86,6 +89,35 @@ def test_a_dockerfile_alone_is_an_eval(home: Home, source: str, tmp_path: Path) 
             assert re.search(SOLUTION, read) is None
     finally:
         ended(configuration, sandboxes)
+
+
+def test_a_service_reaches_an_allowed_destination_by_its_name(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = host_address()
+    ask, named = socket.getaddrinfo, answer({"service.example": [address]})
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *rest: (named if host == "service.example" else ask)(host, *rest)
+    )
+    with listening(address) as (port, visitors), listening(address) as (closed, none):
+        file = {
+            "services": {"default": {"image": DEBIAN, "x-local": True, "command": "sleep infinity"}},
+            "x-provisioner": {"allow": [f"service.example:{port}"]},
+        }
+        (tmp_path / "compose.yaml").write_text(json.dumps(file))
+        configuration = configuration_of(str(tmp_path / "compose.yaml")).model_copy(
+            update={"registry": registry_of_archives()}
+        )
+        sandboxes = brought_up(configuration, {})
+        try:
+            talk = "exec 3<>/dev/tcp/service.example/{port}; echo hello >&3; head -c7 <&3"
+            assert _told(sandboxes["default"], talk.format(port=port)) == "welcome"
+            assert "welcome" not in _told(sandboxes["default"], f"timeout 3 bash -c '{talk.format(port=closed)}'")
+        finally:
+            ended(configuration, sandboxes)
+    assert b"hello\n" in visitors
+    assert none == []
+    assert_nothing_left(home)
 
 
 def test_the_example_is_solved_by_a_scripted_model(home: Home, tmp_path: Path) -> None:

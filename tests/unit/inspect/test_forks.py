@@ -286,7 +286,7 @@ def projects(monkeypatch: pytest.MonkeyPatch) -> list[Project]:
     """Beside their family's machines, the samples that begin have the services of these compose files, in turn."""
     found = [PROJECT, PROJECT]
     monkeypatch.setattr(sample, "project_of", lambda *_: found.pop(0))
-    monkeypatch.setattr(services, "start", lambda *_: [Container("web", "0123456789ab", "app", "/srv")])
+    monkeypatch.setattr(services, "start", lambda *_, **__: [Container("web", "0123456789ab", "app", "/srv")])
     return found
 
 

@@ -15,7 +15,7 @@ import time
 import urllib.parse
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ import pytest
 from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
 
 from provisioner.base.errors import CommandTimeoutError, MachineLostError, ProvisionerError, TaskError
-from provisioner.base.models import Role
+from provisioner.base.models import Destination, Role
 from provisioner.inspect import sandbox, services
 from provisioner.inspect.compose_project import Project
 from provisioner.inspect.configuration import Configuration, Machine, configuration_of
@@ -112,6 +112,19 @@ def _engine(*states: str) -> _Machine:
 pytestmark = pytest.mark.anyio
 
 WEB, DB = _state("web"), _state("db")
+
+
+def test_services_know_the_names_of_allowed_destinations() -> None:
+    run = {"services": {"web": {"extra_hosts": ["db:10.9.8.7"]}, "db": {"network_mode": "service:web"}}}
+    allowed = [
+        Destination(cidr="192.0.2.1/32", port=443, host_names=("a.example", "b.example")),
+        Destination(cidr="10.0.0.0/8", port=22),
+    ]
+    machine = _engine(DB, WEB)
+    start(replace(PROJECT, run=json.dumps(run)), cast(Connection, machine), allowed)
+    [written] = machine.files.values()
+    given = {name: service.get("extra_hosts") for name, service in json.loads(written)["services"].items()}
+    assert given == {"web": ["db:10.9.8.7", "a.example:192.0.2.1", "b.example:192.0.2.1"], "db": None}
 
 
 def test_services_have_their_containers_users_and_directories() -> None:
@@ -415,7 +428,7 @@ async def test_a_samples_services_are_its_sandboxes(
     cloud: FakeCloud, compose: Configuration, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        services, "start", lambda *_: [Container("db", ID, "", "/", PID), Container("web", ID, "", "/", PID)]
+        services, "start", lambda *_, **__: [Container("db", ID, "", "/", PID), Container("web", ID, "", "/", PID)]
     )
     await ProvisionerSandbox.task_init("startup", compose)
     assert "No internet for web, which have it in Docker" in caplog.text
@@ -429,7 +442,7 @@ async def test_a_samples_services_are_its_sandboxes(
 async def test_a_sample_whose_service_fails_says_why(
     cloud: FakeCloud, compose: Configuration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> list[Container]:
+    def refuse(*_: object, **__: object) -> list[Container]:
         raise services.ServicesError("The service web is not up.", details="its last words")
 
     monkeypatch.setattr(services, "start", refuse)

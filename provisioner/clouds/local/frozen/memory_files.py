@@ -132,7 +132,7 @@ def opened(memory: Path, holders: Path, digest: str) -> int:
     Args:
         memory: the template's memory.
         holders: file that names the processes that have a copy open.
-        digest: what the memory's contents have to be (py). A copy was checked when it was made.
+        digest: what the memory's contents have to be, as `digest` returns it. A copy was checked when it was made.
 
     Raises:
         DamagedError: its contents are others.
