@@ -153,7 +153,7 @@ def cheapest(need: Need, what: str, catalogue: Catalogue) -> list[InstanceType]:
         raise UnavailableError(
             f"The {what} asks for {_words(need)}: no price is known for any type that fits, such as {names}.",
             hint="An unknown price never counts as zero. May these credentials call pricing:GetProducts? "
-            "`provisioner aws refresh-prices` reads AWS's public price lists.",
+            "`prices` in the configuration names a list of your own.",
         )
     return sorted(priced, key=lambda candidate: (hourly_usd[candidate.name], -candidate.vcpus, candidate.name))
 

@@ -14,7 +14,7 @@ from provisioner.base.errors import ImageBuildError, ProvisionerError, Unavailab
 from provisioner.base.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.clouds.aws import vcpu_quota
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.catalogue import ADDRESS, PRICE_LIST, STORAGE, load_catalogue, spot_price
+from provisioner.clouds.aws.catalogue import ADDRESS, STORAGE, load_catalogue, spot_price
 from provisioner.clouds.aws.images import vendor_ami
 from provisioner.clouds.aws.instance_types import Catalogue, choose_builder, choose_machines
 from provisioner.clouds.aws.network import Networks
@@ -56,9 +56,8 @@ class AwsSizing:
         """
         account = self.account
         own = Path(account.settings.prices).expanduser() if account.settings.prices else None
-        market = account.home.root / "market"
-        kept = market / f"aws-{account.identity.account}-{account.region}.json"
-        return load_catalogue(account.api, account.region, kept, market / PRICE_LIST, own)
+        kept = account.home.root / "market" / f"aws-{account.identity.account}-{account.region}.json"
+        return load_catalogue(account.api, account.region, kept, own)
 
     def choose(self, resources: Resources, aux: VMSpec | None) -> dict[Role, MachineSize]:
         """Chooses the cheapest machines that fit.
@@ -226,8 +225,8 @@ def _price(prices: Mapping[str, Price], name: str, what: str) -> Price:
     if name not in prices:
         raise UnavailableError(
             f"The price of {what} is not known, and an unknown price never counts as zero.",
-            hint="May these credentials call pricing:GetProducts? `provisioner aws refresh-prices` reads AWS's public "
-            "price lists, and `prices` in the configuration names a list of your own.",
+            hint="May these credentials call pricing:GetProducts? `prices` in the configuration names a list of your "
+            "own.",
         )
     return prices[name]
 

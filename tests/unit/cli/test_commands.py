@@ -26,7 +26,7 @@ LAB = str(ROOT / "tests" / "local" / "families" / "lab")
 COMMANDS = ["run", "up", "agent", "score", "test", "dev", "exec", "ssh", "cp", "list", "show", "logs",
             "destroy", "replay", "verify",
             "tasks", "check", "new", "doctor", "image build", "image list", "image prune", "aws check", "aws policy",
-            "aws refresh-prices", "aws setup", "plan", "costs", "extend", "sweep", "freeze", "snapshot list",
+            "aws setup", "plan", "costs", "extend", "sweep", "freeze", "snapshot list",
             "snapshot remove", "batch run", "batch plan", "batch watch", "batch status", "batch resume", "batch cancel",
             "batch report", "batch worker", "batch export", "batch schema"]  # fmt: skip
 
@@ -172,8 +172,6 @@ MISTAKES = [
     (["aws", "check", "--region", ""], "the name of one region"),
     (["aws", "setup", "--profile", ""], "must not be empty"),
     (["verify", "provisioner"], "The directory provisioner holds no sealed logs"),
-    (["aws", "refresh-prices", "--region", "../x"], "not the name of an AWS region"),
-    (["aws", "refresh-prices", "--region", ""], "not the name of an AWS region"),
 ]
 
 

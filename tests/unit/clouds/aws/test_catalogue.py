@@ -1,11 +1,8 @@
-"""Instance types and prices: answers of the documented form, layers, and AWS's price list files."""
+"""Instance types and prices: answers of the documented form, and layers."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -15,7 +12,6 @@ import pytest
 
 from provisioner.base.errors import InfrastructureError, UsageError
 from provisioner.clouds.aws.catalogue import (
-    fetch,
     load_catalogue,
     parse_prices,
     parse_types,
@@ -124,7 +120,7 @@ class NoApi:
 
 
 def test_the_operators_prices_go_before_all_others(tmp_path: Path) -> None:
-    kept, refreshed, own = tmp_path / "kept.json", tmp_path / "refreshed.json", tmp_path / "own.json"
+    kept, own = tmp_path / "kept.json", tmp_path / "own.json"
     api: Any = NoApi()
 
     def price_list(path: Path, usd: str, source: str) -> None:
@@ -132,12 +128,10 @@ def test_the_operators_prices_go_before_all_others(tmp_path: Path) -> None:
         path.write_text(json.dumps(told))
 
     def price() -> tuple[Decimal, str]:
-        found = load_catalogue(api, "us-east-1", kept, refreshed, own if own.exists() else None).prices["t3.small"]
+        found = load_catalogue(api, "us-east-1", kept, own if own.exists() else None).prices["t3.small"]
         return found.usd, found.source
 
     assert price()[0] == Decimal("0.0208")
-    price_list(refreshed, "0.03", "refreshed")
-    assert price() == (Decimal("0.03"), "refreshed")
     live = shipped("us-east-1")
     told = Price(usd=Decimal("0.04"), source="AWS Price List API", as_of=date(2026, 1, 1))
     kept.write_text(live.model_copy(update={"prices": {"t3.small": told}}).model_dump_json())
@@ -145,40 +139,4 @@ def test_the_operators_prices_go_before_all_others(tmp_path: Path) -> None:
     price_list(own, "0.01", "our contract")
     assert price() == (Decimal("0.01"), "our contract")
     with pytest.raises(UsageError, match="cannot be read"):
-        load_catalogue(api, "us-east-1", kept, refreshed, tmp_path / "missing.json")
-
-
-# As in "Reading the price list files": lines about the file, a header, a row for each price.
-FILES = Path(__file__).parent / "price_lists"
-EC2 = (FILES / "AmazonEC2.csv").read_text()
-ABOUT = "".join(EC2.splitlines(keepends=True)[:5])
-
-
-@contextlib.contextmanager
-def opened(url: str) -> Iterator[Any]:
-    service = url.split("/aws/")[1].split("/")[0]
-    with (FILES / f"{service}.csv").open("rb") as file:
-        yield file
-
-
-def test_the_price_list_files_are_read(tmp_path: Path) -> None:
-    told: list[str] = []
-    found = fetch(["us-east-1"], {"t3.small"}, told.append, opened)
-    wanted = {"t3.small": Decimal("0.0208"), "gp3": Decimal("0.08"), "ipv4": Decimal("0.005")}
-    assert (found.prices, found.date) == ({"us-east-1": wanted}, date(2026, 11, 18))
-    assert all("/current/us-east-1/index.csv" in line for line in told)
-    (tmp_path / "prices.json").write_text(found.model_dump_json())
-    assert read_price_list(tmp_path / "prices.json") == found
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "<html>", ABOUT.replace("v1.0", "v2.0"), ABOUT + '"SKU"\n"A"\n', "".join(EC2.splitlines(keepends=True)[:6])],
-)
-def test_a_price_list_of_another_form_is_refused(text: str) -> None:
-    @contextlib.contextmanager
-    def other(_: str) -> Iterator[Any]:
-        yield io.BytesIO(text.encode())
-
-    with pytest.raises(InfrastructureError):
-        fetch(["us-east-1"], {"t3.small"}, lambda _: None, other)
+        load_catalogue(api, "us-east-1", kept, tmp_path / "missing.json")
