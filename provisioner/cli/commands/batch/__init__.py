@@ -1,12 +1,11 @@
 """The group `batch`, with a module for each of its commands, and what they share."""
 
-from provisioner.cli.commands.batch import cancel, export, plan, report, resume, run, schema, status, watch, worker
+from provisioner.cli.commands.batch import cancel, export, plan, report, resume, run, schema, status, worker
 
 COMMANDS = {
     "run": (run.main, "Run a suite to its end."),
     "plan": (plan.main, "Show what a suite would run, and what it costs at most. Creates nothing."),
     "status": (status.main, "Show how far a batch has come; without one, list all."),
-    "watch": (watch.main, "Show a batch live that another terminal works on. Changes nothing."),
     "resume": (resume.main, "Continue a batch that was interrupted, killed or cancelled."),
     "cancel": (cancel.main, "Start no more runs of a batch; with --force, stop the active ones."),
     "report": (report.main, "Write a batch's report: one HTML page."),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from provisioner.base.clock import now
 from provisioner.base.config import load_settings
 from provisioner.base.errors import InfrastructureError, UsageError
 from provisioner.batch.context import BatchContext
-from provisioner.batch.queue import QueueClient, RunState
+from provisioner.batch.queue import RunState
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import Row
 from provisioner.batch.rows import collect_rows
@@ -99,32 +99,17 @@ def ended(rows: Sequence[Row]) -> list[Row]:
 
 def states_and_rows(home: Home, batch: Batch, database: str) -> tuple[dict[str, RunState], list[Row]]:
     """Reads the states of a batch's runs, and the rows of those that have ended."""
-    with reader(home, batch, database) as read:
-        return read()
-
-
-@contextlib.contextmanager
-def reader(home: Home, batch: Batch, database: str) -> Iterator[Callable[[], tuple[dict[str, RunState], list[Row]]]]:
-    """Yields a function that reads what `states_and_rows` returns, as often as it is called."""
-    known: dict[str, Row] = {}
-    ledger = session(database=database).ledger
     queue = Batches(home).directory(batch.id) / "engine.sqlite"
+    if not database and not queue.exists():
+        return {}, []
+    ledger = session(database=database).ledger
     with contextlib.ExitStack() as opened:
-
-        @cache
-        def client() -> QueueClient:
-            return opened.enter_context(contextlib.closing(open_client(home, batch, database)))
-
-        def read() -> tuple[dict[str, RunState], list[Row]]:
-            if not database and not queue.exists():
-                return {}, []
-            try:
-                states = client().states(batch.id)
-            except InfrastructureError:
-                if database or abs(now() - batch.created_at) > STARTING:
-                    raise
-                return {}, []  # a new batch's controller is still making the queue
-            cancelled = Batches(home).cancelled(batch)
-            return states, collect_rows(batch, states, known, partial(client().outputs, batch.id), ledger, cancelled)
-
-        yield read
+        try:
+            client = opened.enter_context(contextlib.closing(open_client(home, batch, database)))
+            states = client.states(batch.id)
+        except InfrastructureError:
+            if database or abs(now() - batch.created_at) > STARTING:
+                raise
+            return {}, []  # a new batch's controller is still making the queue
+        outputs = partial(client.outputs, batch.id)
+        return states, collect_rows(batch, states, {}, outputs, ledger, Batches(home).cancelled(batch))

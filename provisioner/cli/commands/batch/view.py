@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from rich.console import Console, Group
@@ -109,13 +109,12 @@ class BatchView:
 
     Args:
         console: the console on stderr.
-        ended: the keys of the runs that had ended before, which get no line.
     """
 
-    def __init__(self, console: Console, batch: Batch, ended: Collection[str] = ()) -> None:
+    def __init__(self, console: Console, batch: Batch) -> None:
         self._console = console
         self._batch = batch
-        self._ended = set(ended)
+        self._ended: set[str] = set()
         self._attempts: dict[str, int] = {}
         self._noted_at = time.monotonic()
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
@@ -203,8 +202,8 @@ def _doing(states: Mapping[str, RunState], active_runs: Sequence[ActiveRun]) -> 
     parts = []
     for active_run in active_runs[:RUNS_NAMED]:
         duration = _duration(states, active_run)
-        facts = ", ".join(filter(None, (active_run.phase, f"running for {duration}" if duration else "")))
-        parts.append(_without_batch(active_run.key) + (f": {facts}" if facts else ""))
+        running = f", running for {duration}" if duration else ""
+        parts.append(f"{_without_batch(active_run.key)}: {active_run.phase}{running}")
     if len(active_runs) > RUNS_NAMED:
         parts.append(f"and {len(active_runs) - RUNS_NAMED} more")
     return parts

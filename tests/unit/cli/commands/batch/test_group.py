@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from provisioner.base.clock import now
-from provisioner.base.errors import StillThereError, UsageError
+from provisioner.base.errors import InfrastructureError, StillThereError, UsageError
 from provisioner.batch.context import BatchContext, TaskForecast
-from provisioner.batch.queue import RunState, State
+from provisioner.batch.queue import QueueClient, RunState, State
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.rows import failed_row
 from provisioner.batch.suite import Run, load_suite
@@ -332,3 +332,19 @@ def test_a_batch_without_a_queue_is_cancelled_by_a_note(provisioner: CommandLine
     (batches.directory(own.id) / "engine.sqlite").unlink()
     assert provisioner("batch", "cancel", own.id).code == 0
     assert batches.noted_cancelled(own) == set("abcde")
+
+
+def test_the_queue_is_found_once_its_controller_has_made_it(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = samples.batch(run("guess", 1), id="s-1")
+    key = batch.runs[0].key
+    states = {key: RunState(key=key, state="running")}
+    Batches(session.home).save(batch)
+    monkeypatch.setattr(lookup, "now", lambda: samples.AT)
+    assert lookup.states_and_rows(session.home, batch, "") == ({}, [])
+    (Batches(session.home).directory(batch.id) / "engine.sqlite").touch()
+    assert lookup.states_and_rows(session.home, batch, "") == ({}, [])  # it has no tables yet
+    monkeypatch.undo()
+    with pytest.raises(InfrastructureError):
+        lookup.states_and_rows(session.home, batch, "")  # it is old, and its queue is damaged
+    monkeypatch.setattr(QueueClient, "states", lambda *_: states)
+    assert lookup.states_and_rows(session.home, batch, "") == (states, [])
