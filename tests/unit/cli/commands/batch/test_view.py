@@ -151,7 +151,8 @@ def test_piped_a_line_says_what_the_runs_do_after_a_minute(monkeypatch: pytest.M
         first.phase = "agent"
         for _ in range(2):
             view.show(states, [], live_status.active_runs(), [], (0, 0))
-        others = [runs.enter_context(live_status.track(f"s-1/other/{number}")) for number in range(RUNS_NAMED)]
+        for number in range(RUNS_NAMED):
+            runs.enter_context(live_status.track(f"s-1/other/{number}"))
         for seconds in (59, 60, 61):
             clock.seconds = seconds
             view.show(states, [], live_status.active_runs()[:1], [], (0, 0))
