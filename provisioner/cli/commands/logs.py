@@ -1,25 +1,21 @@
-"""The command `logs`: all logs of an environment, one of them, its end, or what comes while it runs."""
+"""The command `logs`: all logs of an environment, one of them, or its end."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import time
-from collections.abc import Collection, Iterable
-from datetime import timedelta
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from provisioner.base.clock import now
 from provisioner.base.errors import UsageError
 from provisioner.base.models import Environment
-from provisioner.base.printable import PrintableStream, printable_lines
+from provisioner.base.printable import printable_lines
 from provisioner.cli.options import PastEnvironmentArgument
-from provisioner.cli.output import Result, show, table
+from provisioner.cli.output import Result, table
 from provisioner.cli.sessions import session, session_of
 from provisioner.environment.outcomes import failed_parts
 from provisioner.machines.recordings import keep_logs
@@ -28,16 +24,6 @@ from provisioner.store.files import read_end
 
 # All logs together: a machine fills each with what costs the most to show.
 MAXIMUM_LOGS_BYTES = 8 << 20
-# How often logs are looked at while they are followed, and how often the cloud is asked for consoles.
-LOOK_SECONDS = 0.5
-CONSOLE_SECONDS = 15.0
-# How long after its time to live an environment may be removed by the process that looks after it. Its machines have
-# ended by then.
-END_GRACE = timedelta(minutes=1)
-# A log that was written anew, as consoles are, continues where so many bytes are as before.
-OVERLAP_BYTES = 4096
-# How much is made printable at once, which costs a string for each line.
-PIECE_BYTES = 64 << 10
 
 _OBJECT = re.compile(r"^\{.*\}$", re.MULTILINE)
 _HEADING = re.compile("^==>", re.MULTILINE)
@@ -49,29 +35,20 @@ def main(
     tail: Annotated[
         int | None, typer.Option("--tail", metavar="N", help="Only the last N lines of each.", min=0)
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Keep printing new output until the environment ends.")
-    ] = False,
     parts: Annotated[bool, typer.Option("--list", help="List the logs and their sizes instead.")] = False,
-    as_json: bool = False,
 ) -> Result:
     """Shows logs of an environment: first that of what failed."""
-    if follow and (as_json or parts):
-        raise UsageError("--follow cannot be used with --json or --list.")
     opened = session()
     environment = opened.environments.find(env, archived=True)
     _fetch(opened, environment)
     paths = _ordered(_existing(opened, environment), environment)
     if parts:
         return _list(environment, paths)
-    if only and (not follow or _is_over(opened, environment)):
+    if only:
         hint = f"`provisioner logs {environment.id} --list` lists them."
         for name in sorted({*only} - {path.stem for path in paths}):
             raise UsageError(f"{environment.id} has no log {name!r}.", hint=hint)
         paths = [path for path in paths if path.stem in only]
-    if follow:
-        _follow(opened, environment, frozenset(only or ()), 10 if tail is None else tail)
-        return Result({})
     return _shown(environment.id, paths, tail)
 
 
@@ -164,124 +141,3 @@ def last_lines(data: bytes, count: int) -> bytes:
         if begin < 0:
             return data
     return data[begin + 1 :]
-
-
-class Followed:
-    """Reads a log as it grows, is written anew, or moves to the archive.
-
-    Args:
-        tail: how many lines of what is there already to begin with.
-    """
-
-    def __init__(self, tail: int) -> None:
-        self._tail = tail
-        self._offset: int | None = None
-        self._last = b""
-
-    def read(self, path: Path) -> bytes:
-        """Returns what has come since the last call.
-
-        Args:
-            path: where the log is now; it need not exist yet.
-        """
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                if self._offset is None:
-                    data = last_lines(read_end(path, MAXIMUM_LOGS_BYTES), self._tail)
-                    self._offset = size
-                elif size == self._offset:
-                    return b""
-                else:
-                    file.seek(max(self._offset - len(self._last), 0))
-                    is_longer = size > self._offset and file.read(len(self._last)) == self._last
-                    file.seek(self._offset if is_longer else 0)
-                    data = file.read(MAXIMUM_LOGS_BYTES)
-                    self._offset = file.tell() if is_longer else size
-                    data = data if is_longer else self._after_overlap(data)
-        except FileNotFoundError:
-            return b""
-        self._last = (self._last + data)[-OVERLAP_BYTES:]
-        return data
-
-    def _after_overlap(self, data: bytes) -> bytes:
-        """Returns what follows the last occurrence of what was shown; the log's end if that was cut out.
-
-        Machines choose both. Python looks for it from the left in linear time, and from the right in a quadratic one.
-        """
-        found = data[::-1].find(self._last[::-1]) if self._last else -1
-        return b"[...]\n" + data[-OVERLAP_BYTES:] if found < 0 else data[len(data) - found :]
-
-
-def _follow(opened: Session, environment: Environment, only: Collection[str], tail: int) -> None:
-    """Prints what comes, made printable, until the environment is gone."""
-    followed = FollowedLogs(only, tail)
-    asked_at = time.monotonic()
-    while not _is_over(opened, environment):
-        followed.show(_existing(opened, environment))
-        time.sleep(LOOK_SECONDS)
-        if time.monotonic() - asked_at > CONSOLE_SECONDS:
-            _fetch(opened, environment)
-            asked_at = time.monotonic()
-    archived = opened.environments.archived_logs(environment.id)
-    followed.show(sorted(archived.glob("*.log")) if archived.exists() else _existing(opened, environment))
-    followed.end()
-
-
-def _is_over(opened: Session, environment: Environment) -> bool:
-    """Returns whether nothing more will come: it was destroyed, or its time to live ended and no process removes it."""
-    if not opened.environments.exists(environment.id):
-        return True
-    return opened.environments.last_known(environment).expires_at + END_GRACE < now()
-
-
-class FollowedLogs:
-    """Prints what comes in several logs, made printable, each piece below its log's name.
-
-    Args:
-        only: the logs to print; empty for all.
-        tail: how many lines of what is there already to begin with.
-    """
-
-    def __init__(self, only: Collection[str], tail: int) -> None:
-        self._only = only
-        self._tail = tail
-        self._logs: dict[str, tuple[Followed, PrintableStream]] = {}
-        self._shown = ""
-        self._begun: dict[str, str] = {}  # the beginning of a line, of logs that are shown by whole lines
-
-    def show(self, paths: Iterable[Path]) -> None:
-        """Prints what has come since the last call, in these logs."""
-        for path in paths:
-            if not self._only or path.stem in self._only:
-                log, stream = self._logs.setdefault(path.stem, (Followed(self._tail), PrintableStream()))
-                data = log.read(path)
-                for begin in range(0, len(data), PIECE_BYTES):
-                    text = stream.feed(data[begin : begin + PIECE_BYTES])
-                    self._print(path.stem, self._whole_lines(path.stem, text))
-
-    def end(self) -> None:
-        """Prints what was held back: half a character, half an escape sequence, or half a line of Terraform's."""
-        for name, (_, stream) in self._logs.items():
-            self._print(name, _in_words(name, self._begun.pop(name, "") + stream.flush()))
-
-    def _whole_lines(self, name: str, text: str) -> str:
-        """Returns what can be shown of a log: of Terraform's, whole lines, whose JSON becomes messages.
-
-        A line of over 64 KiB is shown as it is.
-        """
-        if not name.startswith("terraform"):
-            return text
-        begun = self._begun.pop(name, "") + text
-        lines, end, rest = begun.rpartition("\n")
-        if len(rest) > PIECE_BYTES:
-            return begun
-        self._begun[name] = rest
-        return _in_words(name, lines + end)
-
-    def _print(self, name: str, text: str) -> None:
-        if not text:
-            return
-        heading = f"\n==> {name} <==\n" if name != self._shown and len(self._only) != 1 else ""
-        self._shown = name
-        show(heading + text)

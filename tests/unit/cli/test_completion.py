@@ -108,7 +108,7 @@ def test_the_shell_completes_tasks_environments_clouds_and_files(home: Path, nam
         assert typed.runs(f"provisioner run ~/my_family m{TAB}") == ["run", f"{home}/my_family", "main_task"]
         assert typed.runs(f"provisioner check my_fa{TAB}") == ["check", "my_family"]
         assert typed.runs(f"provisioner exec e{TAB}-- id") == ["exec", "echo-main-bcd234", "--", "id"]
-        assert typed.runs(f"provisioner logs pa{TAB}--foll{TAB}") == ["logs", "past-xyz234", "--follow"]
+        assert typed.runs(f"provisioner logs pa{TAB}--ta{TAB}9") == ["logs", "past-xyz234", "--tail", "9"]
         assert typed.runs(f"provisioner plan my_family o{TAB}--cloud a{TAB}")[2:] == ["other", "--cloud", "aws"]
         assert typed.runs(f"provisioner up my_family other --env-file sec{TAB}")[-1] == "secrets.env"
         assert typed.runs(f"provisioner agent echo age{TAB}") == ["agent", "echo", "agent dir"]

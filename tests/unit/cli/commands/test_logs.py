@@ -1,27 +1,19 @@
-"""Tests the command `logs`: its order, its options, and logs that grow while they are followed."""
+"""Tests the command `logs`: its order and its options."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
 
 import pytest
 
 from provisioner.base.clock import now
 from provisioner.base.models import Breakdown, Environment
-from provisioner.cli.commands import logs
-from provisioner.cli.commands.logs import END_GRACE, OVERLAP_BYTES, PIECE_BYTES, Followed, last_lines
+from provisioner.cli.commands.logs import last_lines
 from provisioner.store.environments import EnvironmentStore
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.world import environment
-
-ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
@@ -85,7 +77,6 @@ def test_one_log_and_its_end(provisioner: CommandLine, ended: Environment) -> No
 def test_several_logs_are_chosen_and_shown_in_their_order(provisioner: CommandLine, ended: Environment) -> None:
     chosen = ("logs", ended.id, "--only", "agent", "--only", "start", "--tail", "1")
     assert provisioner(*chosen).stdout == "==> start <==\nstart 4\n\n==> agent <==\nagent 4\n"
-    assert provisioner(*chosen, "--follow").stdout == "\n==> agent <==\nagent 4\n\n==> start <==\nstart 4\n"
 
 
 def test_no_lines_of_a_log_are_its_heading_alone(provisioner: CommandLine, ended: Environment) -> None:
@@ -123,11 +114,6 @@ def test_the_list_of_logs_names_what_failed(provisioner: CommandLine, ended: Env
     assert parts[0] == {"part": "start", "bytes": 40, "failed": True}
 
 
-@pytest.mark.parametrize("more", ["--json", "--list"])
-def test_following_prints_text(provisioner: CommandLine, ended: Environment, more: str) -> None:
-    assert provisioner("logs", ended.id, "--follow", more).code == 2
-
-
 def test_a_fetched_console_does_not_replace_a_kept_one(provisioner: CommandLine, store: EnvironmentStore) -> None:
     saved = store.save(environment("echo-main-bcd234"))
     kept = store.logs(saved.id) / "console-primary.log"
@@ -152,133 +138,3 @@ def test_a_fetched_console_does_not_replace_a_kept_one(provisioner: CommandLine,
 def test_the_last_lines_of_a_log(count: int, text: bytes) -> None:
     assert last_lines(b"a\nb\nc", count) == text
     assert last_lines(b"a\nb\nc\n", count) == (text + b"\n" if count else b"")
-
-
-def test_following_a_log_of_many_short_lines_costs_little_memory(tmp_path: Path) -> None:
-    size = 2 << 20
-    (tmp_path / "agent.log").write_bytes(b"a\n" * (size // 2))
-    program = """
-import sys, tracemalloc
-from pathlib import Path
-from provisioner.cli.commands.logs import FollowedLogs
-followed = FollowedLogs(("agent",), 1 << 30)
-tracemalloc.start()
-followed.show([Path(sys.argv[1])])
-print(tracemalloc.get_traced_memory()[1], file=sys.stderr)
-"""
-    # In a process of its own: what other tests have left behind in this one allocates memory, too.
-    command = [sys.executable, "-c", program, str(tmp_path / "agent.log")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert len(done.stdout) == size
-    assert int(done.stderr) < 6 * size
-
-
-def test_a_log_that_grows_is_read_on_also_from_the_archive(tmp_path: Path) -> None:
-    path, archived = tmp_path / "agent.log", tmp_path / "archived.log"
-    log = Followed(1)
-    assert log.read(path) == b""
-    path.write_text("one\ntwo\n")
-    assert log.read(path) == b"two\n"
-    with path.open("a") as file:
-        file.write("three\n")
-    assert (log.read(path), log.read(path)) == (b"three\n", b"")
-    archived.write_text(path.read_text() + "four\n")
-    path.unlink()
-    assert (log.read(path), log.read(archived)) == (b"", b"four\n")
-
-
-def test_a_rewritten_log_is_followed_from_where_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "console.log"
-    lines = [f"line {number}\n".encode() for number in range(3000)]
-    path.write_bytes(b"".join(lines[:2000]))
-    log = Followed(10_000)
-    assert log.read(path) == b"".join(lines[:2000])
-    path.write_bytes(b"cut\n" + b"".join(lines[1000:2500]))
-    assert log.read(path) == b"".join(lines[2000:2500])
-    path.write_bytes(b"".join(lines[2490:2500]) + b"end\n" + b"".join(lines[1000:2500]) + b"more\n")
-    assert log.read(path) == b"more\n"
-    path.write_bytes(b"something else " * OVERLAP_BYTES)
-    assert log.read(path).startswith(b"[...]\n")
-
-
-@pytest.fixture
-def followed(store: EnvironmentStore, monkeypatch: pytest.MonkeyPatch) -> Environment:
-    """An environment with a log, whose consoles no test asks a cloud for."""
-    monkeypatch.setattr(logs, "_fetch", lambda *_: None)
-    saved = store.save(environment("echo-main-bcd234"))
-    (store.logs(saved.id) / "agent.log").write_text("early\n" * 50)
-    return saved
-
-
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], object]]]:
-    """What happens between two looks at the logs, one after the other."""
-    coming: list[Callable[[], object]] = []
-    monkeypatch.setattr("provisioner.cli.commands.logs.time.sleep", lambda _: coming.pop(0)())
-    yield coming
-    assert coming == []
-
-
-def append(path: Path, data: bytes) -> None:
-    with path.open("ab") as file:
-        file.write(data)
-
-
-def test_following_ends_with_the_environment(
-    provisioner: CommandLine, store: EnvironmentStore, followed: Environment, looks: list[Callable[[], object]]
-) -> None:
-    directory = store.logs(followed.id)
-
-    def end() -> None:
-        append(directory / "agent.log", b"last\n")
-        (directory / "teardown.log").write_text("gone")
-        store.archive(followed)
-
-    looks += [partial(append, directory / "agent.log", b"\x1b[2Jlate\n"), end]
-    done = provisioner("logs", followed.id, "--follow", "--tail", "2")
-    expected = "\n==> agent <==\nearly\nearly\nlate\nlast\n\n==> teardown <==\ngone"
-    assert (done.code, done.stdout) == (0, expected)
-
-
-def test_following_shows_whole_lines_of_terraforms_messages(
-    provisioner: CommandLine, store: EnvironmentStore, followed: Environment, looks: list[Callable[[], object]]
-) -> None:
-    path, long = store.logs(followed.id) / "terraform.log", "x" * (PIECE_BYTES + 1)
-    line = json.dumps({"@level": "info", "@message": "Creating..."}).encode()
-    looks += [partial(append, path, line[:9]), partial(append, path, line[9:] + b"\nplain\n" + long.encode())]
-    looks += [partial(append, path, b"\n" + line), lambda: store.archive(followed)]
-    done = provisioner("logs", followed.id, "--follow", "--only", "terraform")
-    assert (done.code, done.stdout) == (0, f"Creating...\nplain\n{long}\nCreating...")
-
-
-def test_following_shows_whole_characters(
-    provisioner: CommandLine, store: EnvironmentStore, followed: Environment, looks: list[Callable[[], object]]
-) -> None:
-    path = store.logs(followed.id) / "agent.log"
-    first, second = "ä".encode()[:1], "ä".encode()[1:]
-    looks += [partial(append, path, first), partial(append, path, second + b"\x1b[3"), partial(append, path, b"1mb")]
-    looks += [partial(append, path, first), lambda: store.archive(followed)]
-    done = provisioner("logs", followed.id, "--follow", "--tail", "0", "--only", "agent")
-    assert (done.code, done.stdout) == (0, "äb\N{REPLACEMENT CHARACTER}")
-
-
-def test_following_ends_after_the_time_to_live(
-    provisioner: CommandLine, store: EnvironmentStore, followed: Environment, looks: list[Callable[[], object]]
-) -> None:
-    looks.append(lambda: store.update(followed, expires_at=now() - 2 * END_GRACE))
-    assert provisioner("logs", followed.id, "--follow", "--tail", "1").stdout == "\n==> agent <==\nearly\n"
-
-
-def test_following_a_log_that_never_came_is_refused(provisioner: CommandLine, ended: Environment) -> None:
-    assert provisioner("logs", ended.id, "--follow", "--only", "nothing").code == 2
-    assert provisioner("logs", ended.id, "--follow", "--only", "agent", "--tail", "1").stdout == "agent 4\n"
-
-
-def test_following_onto_a_full_disk_is_the_hosts_fault(provisioner: CommandLine, ended: Environment) -> None:
-    with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [sys.executable, ROOT / "cli.py", "logs", ended.id, "--follow"], check=False,
-            env={**os.environ, "PROVISIONER_HOME": str(provisioner.home)}, stdout=full, stderr=subprocess.PIPE,
-        )  # fmt: skip
-    assert done.returncode == 3
-    assert b"The output could not be written: No space left on device" in done.stderr
