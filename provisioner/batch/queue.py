@@ -135,7 +135,7 @@ Json = dict[str, Any]
 
 @event.listens_for(DatabaseEngine, "do_connect")
 def _read_json_columns(dialect: Any, *_: object) -> None:
-    """Has SQLAlchemy read columns of the type JSON as bounded JSON; psycopg reads them itself, see below."""
+    """Makes SQLAlchemy read JSON columns by our bounded reader. psycopg reads its own: `_read_json_of_postgres`."""
     dialect._json_deserializer = read_unused_json
 
 

@@ -33,7 +33,7 @@ def family_session(
 def checked_session(
     family: Path, task: str | None, env_file: Path | None, where: Where, launch: Launch
 ) -> tuple[Session, TaskFamily]:
-    """Does the same for a command that creates machines, and refuses a family that surely fails.
+    """Loads a family and opens a session for a command that creates machines; refuses a family that surely fails.
 
     Args:
         task: the task that is to be run; None for all.
@@ -61,7 +61,7 @@ def refuse_or_warn(opened: Session, family: TaskFamily, task: str | None) -> Non
 
 
 def builder_session(family: Path, env_file: Path | None, where: Where, launch: Launch) -> tuple[Session, TaskFamily]:
-    """Does the same for a command that only builds images; the time to live is then that of the builders."""
+    """Loads a family and opens a session for a command that only builds images: the builders get its ttl."""
     opened, loaded = family_session(family, env_file, where, launch)
     return replace(opened, builder_ttl=opened.ttl), loaded
 

@@ -214,7 +214,7 @@ def output_options(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")] = False,
 ) -> None:
-    """Has the options of every command as its parameters."""
+    """Declares the options of every command, as its parameters. Does nothing."""
 
 
 def checked_database(url: str) -> str:

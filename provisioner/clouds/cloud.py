@@ -533,7 +533,7 @@ class Cloud(ABC):
         return None
 
     def end_machines(self, environments: Collection[Environment]) -> None:
-        """Has the cloud end environments' machines, before Terraform removes what would end them at their time.
+        """Ends environments' machines, before Terraform removes what would end them at their ttl.
 
         Waits for nothing. By default it does nothing: what ends machines is no resource of Terraform's.
 

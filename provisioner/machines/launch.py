@@ -156,7 +156,7 @@ def record_breakdown(session: Session, environment: Environment, error: BaseExce
 
 
 def looked_after(work: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate[Session, P], R]:
-    """Has a function that brings environments up leave none to nobody when Ctrl-C ends it.
+    """Wraps a function that brings environments up: if Ctrl-C ends it, those that it still leases are destroyed.
 
     Ctrl-C may come between any two instructions: before a `try` has begun, or as a clean-up begins. The function gets
     leases of its own, which are taken before anything exists; the environments whose leases are left are destroyed.

@@ -239,7 +239,7 @@ class Calls(ABC):
         timeout_seconds: float | None,
         limit_bytes: int,
     ) -> Completed:
-        """Has the machine's exec server carry out one call."""
+        """Makes one call of the machine's exec server, from its request to its end."""
         deadline = Deadline(what, timeout_seconds)
         source = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
         callers = CallersErrors()

@@ -196,7 +196,7 @@ class KeptConnection(Calls):
 
 
 def keep_connection(login: Login, known_hosts: Path, path: Path, server: str, check: Callable[[], None]) -> None:
-    """Has OpenSSH open a connection, and keep it until it has been unused for a minute, or the machine is gone.
+    """Starts an OpenSSH process that keeps a connection until it is unused for a minute, or the machine is gone.
 
     OpenSSH's process inherits no terminal, output or session from this process, and no environment variables that
     could hold secrets. It works in the directory of its sockets, since OpenSSH takes no long paths.
@@ -232,7 +232,7 @@ def keep_connection(login: Login, known_hosts: Path, path: Path, server: str, ch
 
 
 def end_connection(path: Path) -> None:
-    """Has OpenSSH end a connection that it keeps, if it does.
+    """Ends the connection that OpenSSH keeps for `path`, if there is one.
 
     Raises:
         OSError: it does not answer, or the program is missing.

@@ -132,7 +132,7 @@ class Stack:
             return transcript.outputs
 
     def release(self, environment_id: str, tell: Tell) -> None:
-        """Has Terraform forget what it has created of an environment. The next apply creates it anew.
+        """Removes an environment from Terraform's state. The next apply creates it anew.
 
         To be called once the cloud has removed it. Its values stay.
 

@@ -269,7 +269,7 @@ class AwsImages:
         return ami is not None
 
     def keep_when_off(self, environment: Environment) -> None:
-        """Has the instance stop when it is powered off; until now that would have terminated it."""
+        """Sets the instance to stop, not to terminate, when it is powered off."""
         instance = environment.endpoints["primary"].instance_id
         with asking("Letting the builder stop"):
             self.account.api.client("ec2", environment.placement["region"]).modify_instance_attribute(

@@ -174,7 +174,7 @@ class Networks:
         self._known[region] = network
 
     def forget(self, region: str) -> None:
-        """Has a region's network looked up again the next time."""
+        """Forgets a region's network: `get` looks it up again."""
         self._known.pop(region, None)
 
     def get(self, region: str) -> Network:

@@ -54,7 +54,7 @@ def limit_open_files(count: int) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends.
+    """Asks the kernel to kill this process when its parent ends.
 
     Args:
         parent: the parent's pid.
