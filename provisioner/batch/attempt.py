@@ -76,7 +76,7 @@ S = TypeVar("S", bound=Step)
 
 def costs(session: Session, environments: list[str]) -> Costs:
     """Adds up what a run's environments have cost by the ledger: reserved sums, where they are not settled."""
-    problem = ""
+    message = ""
     for pause in (*LEDGER_PAUSES, None):
         try:
             for name in environments:
@@ -86,10 +86,10 @@ def costs(session: Session, environments: list[str]) -> Costs:
         except Interrupted:
             raise
         except ProvisionerError as error:  # no reason to lose the score
-            problem = describe(error)
+            message = describe(error)
             if pause is not None:
                 signals.wait(pause, session.check)
-    return Costs(at=now(), trouble=problem)
+    return Costs(at=now(), cost_error=message)
 
 
 def settle_orphan(session: Session, name: str, *, wait: bool) -> None:
@@ -196,7 +196,7 @@ class Attempt:
             )
             with phases.phase("agent"):
                 ended = environment_agent.run_agent(self.session, environment, work)
-            return AgentStep(at=now(), exit_code=ended.exit_code, timed_out=ended.timed_out, problem=ended.problem)
+            return AgentStep(at=now(), exit_code=ended.exit_code, timed_out=ended.timed_out, unknown_end=ended.problem)
 
         return self._in_environment("agent", AgentStep, work, task_outcome="agent_failed")
 
@@ -232,21 +232,23 @@ class Attempt:
             came_up: whether the attempt's `up` succeeded.
         """
         phases = Phases(self.session.progress)
-        problem = ""
+        message = ""
         with self.session.shield():
             score_log, entries = self._score_log()
             for pause in (*DESTROY_PAUSES, None):
                 try:
                     self._remove(came_up=came_up, phases=phases)
-                    problem = ""
+                    message = ""
                     break
                 except Exception as error:  # whatever it is, the machines still have to go
-                    problem = describe(error)
+                    message = describe(error)
                     if pause is not None:
                         time.sleep(pause)
             sealed = self._sealed()
         done = tuple(phases.finished)
-        return EndStep(at=now(), phases=done, trouble=problem, score_log=score_log, score_log_entries=entries, **sealed)
+        return EndStep(
+            at=now(), phases=done, removal_error=message, score_log=score_log, score_log_entries=entries, **sealed
+        )
 
     def _sealed(self) -> dict[str, Any]:
         """Returns what its last record says; nothing if that cannot be read."""

@@ -89,12 +89,12 @@ class AgentStep(Step):
     Args:
         exit_code: None if there was no agent, if it ran out of time, or if its end is not known.
         timed_out: whether it ran out of time.
-        problem: why its end is not known; empty otherwise.
+        unknown_end: why it is not known how the agent ended; empty if that is known.
     """
 
     exit_code: int | None = None
     timed_out: bool = False
-    problem: str = ""
+    unknown_end: str = ""
 
 
 class ScoreStep(Step):
@@ -114,25 +114,25 @@ class Costs(Step):
 
     Args:
         micro_usd: in millionths of a US dollar.
-        trouble: why the cost is not known; empty if it is.
+        cost_error: why the cost is not known; empty if it is.
     """
 
     micro_usd: int = 0
-    trouble: str = ""
+    cost_error: str = ""
 
 
 class EndStep(Step):
     """The result of destroying the environment.
 
     Args:
-        trouble: what could not be removed; empty if all of it is gone.
+        removal_error: why the environment is not confirmed to be gone; empty if it is.
         score_log: the environment's intermediate scores.
         score_log_entries: how many there were, before score_log was bounded; None if it could not be read.
         recording: the hash of its sealed logs; empty if there is none.
         family_version, agent_files, images: as its last record says, which was sealed; empty if it cannot be read.
     """
 
-    trouble: str = ""
+    removal_error: str = ""
     score_log: ScoreLog = ()
     score_log_entries: int | None = Field(default=None, ge=0, le=2**53)
     recording: str = ""

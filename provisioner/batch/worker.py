@@ -330,8 +330,8 @@ class Worker:
                 row = failed_row(job.run, f"{error.message} {_end_last(attempts)}".strip())
             except BaseException:
                 # Cancelled, within a step or between two: no further step will run, and nothing may remain.
-                if problem := _end_last(attempts):
-                    self.cleanup_errors.append(problem)
+                if message := _end_last(attempts):
+                    self.cleanup_errors.append(message)
                 raise
             return row.model_dump(mode="json")
 
@@ -349,8 +349,8 @@ class Worker:
 
 def _end_last(attempts: Sequence[Attempt]) -> str:
     """Ends the last attempt, if there is one. Returns a message about what could not be removed, or an empty text."""
-    problem = attempts[-1].end().trouble if attempts else ""
-    return f"{attempts[-1].id} is not confirmed to be gone: {problem}" if problem else ""
+    error = attempts[-1].end().removal_error if attempts else ""
+    return f"{attempts[-1].id} is not confirmed to be gone: {error}" if error else ""
 
 
 def reconcile_cancellations(

@@ -96,14 +96,14 @@ def build_row(run: Run, results: list[AttemptResult], costs: Costs, version: str
     """Returns the row of a run, from the results of its attempts in their order. Pure."""
     last = results[-1]
     outcome, message = _outcome(last)
-    problems = [
-        f"{result.up.environment} is not confirmed to be gone: {result.end.trouble}"
+    errors = [
+        f"{result.up.environment} is not confirmed to be gone: {result.end.removal_error}"
         for result in results
-        if result.end.trouble
+        if result.end.removal_error
     ]
-    if costs.trouble:
-        problems.append(f"Its cost is not known: {costs.trouble}")
-    message = " ".join(filter(None, [message, *problems]))
+    if costs.cost_error:
+        errors.append(f"Its cost is not known: {costs.cost_error}")
+    message = " ".join(filter(None, [message, *errors]))
     steps = [step for step in (last.up, last.agent, last.score, last.end) if step]
     phases = [phase for step in steps for phase in step.phases]
     if len(results) > 1:
@@ -147,8 +147,8 @@ def _outcome(result: AttemptResult) -> tuple[Outcome, str]:
     scoring_message = score.message if score else ""
     if agent and agent.timed_out:
         return "timed_out", f"The agent did not end in time. {scoring_message}".strip()
-    if agent and agent.problem:
-        return "agent_failed", f"{agent.problem} {scoring_message}".strip()
+    if agent and agent.unknown_end:
+        return "agent_failed", f"{agent.unknown_end} {scoring_message}".strip()
     if agent and agent.exit_code:
         return "agent_failed", f"The agent ended with exit code {agent.exit_code}. {scoring_message}".strip()
     return "scored", scoring_message

@@ -151,11 +151,11 @@ def test_a_dead_workers_creation_keeps_its_reservation(
     reserve(attempt)
     cloud.complete = False
     assert failure_of(attempt.up()).interrupted
-    assert attempt.end(came_up=False).trouble == ""
+    assert attempt.end(came_up=False).removal_error == ""
     assert (unsettled(attempt), len(cloud.cleared)) == (1, 2)
     # Only once its Terraform surely has ended is the cloud believed.
     monkeypatch.setattr(module, "MAX_CREATION", timedelta(seconds=1))
-    assert attempt.costs([attempt.id]).trouble == ""
+    assert attempt.costs([attempt.id]).cost_error == ""
     assert (unsettled(attempt), len(cloud.cleared)) == (0, 3)
 
 
@@ -348,7 +348,7 @@ def test_whatever_fails_at_the_end_is_tried_again_and_told(attempt: Attempt, mon
 
     monkeypatch.setattr(module, "DESTROY_PAUSES", (0.0, 0.0))
     monkeypatch.setattr(lifecycle, "destroy", destroy)
-    assert "No space left on device" in attempt.end().trouble
+    assert "No space left on device" in attempt.end().removal_error
     assert len(tries) == 3
 
 
@@ -444,7 +444,7 @@ def test_an_unreadable_environment_is_destroyed(
     recorded(attempt)
     (attempt.session.environments.directory(attempt.id) / "environment.json").write_text("{")
     assert attempt._existing_environment() == (None, "its record cannot be read")
-    assert attempt.end(came_up=True).trouble == ""
+    assert attempt.end(came_up=True).removal_error == ""
     assert cloud.cleared == [attempt.id]
     assert attempt.session.ledger.entries(unsettled=True) == []
     assert not attempt.session.environments.directory(attempt.id).exists()
@@ -461,7 +461,7 @@ def test_the_end_of_what_is_gone_keeps_its_score_log(
     monkeypatch.setattr(module, "DESTROY_PAUSES", ())
     with monkeypatch.context() as patch:
         patch.setattr(type(attempt.session.environments), "forget", raising(OSError("Read-only file system")))
-        assert "Read-only" in attempt.end(came_up=True).trouble
+        assert "Read-only" in attempt.end(came_up=True).removal_error
     assert (cloud.cleared, attempt.session.ledger.entries(unsettled=True)) == ([attempt.id], [])
     [kept] = attempt.end(came_up=True).score_log
     assert (kept.score, kept.message, kept.elapsed_seconds, remains.exists()) == (0.5, {"n": 1}, 7, False)

@@ -30,7 +30,7 @@ def test_a_ledger_that_cannot_be_asked_does_not_cost_the_score(
     monkeypatch.setattr(attempt, "LEDGER_PAUSES", (0.0,))
     monkeypatch.setattr(type(session.ledger), "entries", fail)
     costs = attempt.costs(session, ["env"])
-    assert (costs.micro_usd, costs.trouble) == (0, "It restarts.")
+    assert (costs.micro_usd, costs.cost_error) == (0, "It restarts.")
 
 
 def test_an_orphan_is_settled_once_its_terraform_has_ended(session: Session) -> None:

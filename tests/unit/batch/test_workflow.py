@@ -122,17 +122,17 @@ def test_interruptions_are_no_failures_but_are_bounded() -> None:
         (WRONG, {}, "task_failed", None, "start() failed"),
         (Failure(outcome="over_budget", message="too dear"), {}, "over_budget", None, "too dear"),
         (None, {"agent": {"exit_code": 3}}, "agent_failed", 1.0, "The agent ended with exit code 3."),
-        (None, {"agent": {"problem": "The cause is unknown."}}, "agent_failed", 1.0, "The cause is unknown."),
+        (None, {"agent": {"unknown_end": "The cause is unknown."}}, "agent_failed", 1.0, "The cause is unknown."),
         (None, {"agent": {"timed_out": True}}, "timed_out", 1.0, "The agent did not end in time."),
         (None, {"score": {"failure": WRONG}}, "task_failed", None, "start() failed"),
         (
             None, {"score": {"message": "manual_scoring_required"}}, "scored", None, "manual_scoring_required",
         ),
         (
-            None, {"end": {"trouble": "i-1 is there"}}, "scored", 1.0,
+            None, {"end": {"removal_error": "i-1 is there"}}, "scored", 1.0,
             "env-1 is not confirmed to be gone: i-1 is there",
         ),
-        (None, {"costs": {"trouble": "no ledger"}}, "scored", 1.0, "Its cost is not known: no ledger"),
+        (None, {"costs": {"cost_error": "no ledger"}}, "scored", 1.0, "Its cost is not known: no ledger"),
     ],
 )  # fmt: skip
 def test_whose_fault_it_was_is_told_apart(
