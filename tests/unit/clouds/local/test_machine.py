@@ -26,6 +26,7 @@ from provisioner.clouds.local.vm.processes import start_time
 from provisioner.store.files import write_atomically
 from provisioner.store.home import TEMPLATES, Home
 from tests.command_line import ROOT
+from tests.unit.fakes.qmp import serving
 from tests.unit.fakes.world import environment
 from tests.waiting import BOUND_SECONDS, until
 
@@ -118,6 +119,30 @@ def test_a_qemu_that_has_not_yet_locked_its_pidfile_is_ended_too(tmp_path: Path)
     finally:
         young.kill()
         young.wait()
+
+
+def test_a_private_address_that_vanishes_before_it_is_read_fails_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "primary"
+    settings = prepare(directory, tmp_path / "image", monkeypatch, "", "")
+    (directory / machine.ORIGIN).write_text(machine.BOOT)
+    (directory / CREDENTIALS / "private_address").write_text("10.0.0.2/30")
+    monkeypatch.setenv("PROVISIONER_MACHINE", json.dumps(settings))
+    monkeypatch.chdir(directory)  # as the start does, which is undone by this
+    monkeypatch.setattr(qemu, "live_pid", lambda _: os.getpid())
+    read_text = Path.read_text
+
+    def read(path: Path, *args: Any, **named: Any) -> str:
+        if path.name == "private_address":
+            path.unlink()
+        return read_text(path, *args, **named)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    with serving(directory, {"human-monitor-command": "TCP[HOST_FORWARD] 5 127.0.0.1 2222"}):
+        machine._start(directory)
+    endpoint = json.loads((directory / "endpoint.json").read_text())
+    assert (endpoint["port"], endpoint["private_address"]) == (2222, None)
 
 
 def test_what_cannot_be_told_keeps_no_other_process_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
