@@ -3,7 +3,7 @@
 The message tells the operator what failed, why, and what to do next.
 
 ProvisionerError                 1
-├── UsageError                   2   bad input; nothing was created
+├── UsageError                   2   bad input; no environment was created
 │   ├── TaskFamilyError              the family directory, its manifest or its build steps
 │   ├── MissingVariablesError        required environment variables are not set
 │   └── UnavailableError             a machine that this cloud cannot provide
@@ -80,7 +80,7 @@ def raised_in(phase: str) -> Iterator[None]:
 
 
 class UsageError(ProvisionerError):
-    """Bad input. Raised before anything is created."""
+    """Bad input. Raised before an environment is created, though perhaps after its image is built."""
 
     exit_code = 2
 

@@ -84,9 +84,9 @@ app = lazy_app(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Runs METR Task Standard tasks in isolated virtual machines, scores them and leaves nothing behind.\n\n"
-    "Exit codes: 0 done; 1 other failure; 2 bad input, nothing created; 3 this host lacks something; "
-    "4 an image could not be built; 5 infrastructure failed; 6 not isolated; 7 the family's own code failed; "
-    "8 over budget; 130 interrupted (SIGTERM: 143, SIGHUP: 129).",
+    "Exit codes: 0 done; 1 other failure; 2 bad input, no environment created (an image may have been built); "
+    "3 this host lacks something; 4 an image could not be built; 5 infrastructure failed; 6 not isolated; "
+    "7 the family's own code failed; 8 over budget; 130 interrupted (SIGTERM: 143, SIGHUP: 129).",
 )
 
 
