@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from provisioner.base.clock import elapsed, format_duration, now
+from provisioner.base.clock import format_duration, now
 from provisioner.base.printable import beginning, printable, printable_lines
 from provisioner.batch.live_status import ActiveRun
 from provisioner.batch.queue import RunState
@@ -27,33 +26,6 @@ SAID_CHARACTERS = 200
 # How long there may be no new line where there is no live table. Then one says how far the batch is.
 SILENCE_SECONDS = 60.0
 RUNS_NAMED = 5
-
-
-def time_left(
-    rows: Sequence[Row], queued: int, running_since: Sequence[datetime], places: int, at: datetime
-) -> timedelta | None:
-    """Estimates how long the remaining runs will take, if each takes as long as those that have ended did on average.
-
-    Args:
-        rows: of the runs that have ended; None is returned if none of them has a duration, or if they make no sense.
-        queued: how many runs have not begun.
-        running_since: when those began that run.
-        places: how many run at once.
-    """
-    timed = [elapsed(row.started_at, row.ended_at) for row in rows if row.started_at and row.ended_at]
-    durations = [each.total_seconds() for each in timed]
-    if not durations:
-        return None
-    mean = sum(durations) / len(durations)
-    # What runs is expected to take the rest of the mean; what is overdue, to end now.
-    busy = [min(mean, max(0.0, mean - (at - since).total_seconds())) for since in running_since]
-    free = sorted([*busy, *[0.0] * (places - len(busy))])
-    rounds, more = divmod(queued, len(free))
-    ends = [free[-1] + rounds * mean, *([free[more - 1] + (rounds + 1) * mean] if more else [])]
-    try:
-        return timedelta(seconds=round(max(ends)))
-    except OverflowError:  # rows in a shared queue may claim to have lasted for millennia
-        return None
 
 
 def outcome_words(row: Row) -> str:
@@ -80,28 +52,23 @@ def row_line(suite: Suite, row: Row) -> str:
 
 
 def summary(batch: Batch, states: Mapping[str, RunState], rows: Sequence[Row], costs: tuple[int, int]) -> list[str]:
-    """Describes the whole batch in one or two lines: how far it has come, and what it costs and how long it will take.
+    """Describes the whole batch in one or two lines: how far it has come, and what it costs.
 
     Omits costs for the local cloud.
 
     Args:
         costs: what is reserved and what is spent, each in millionths of a US dollar.
     """
-    running = [state for state in states.values() if state.state == "running"]
-    queued = len(batch.runs) - len(rows) - len(running)
+    running = sum(state.state == "running" for state in states.values())
+    queued = len(batch.runs) - len(rows) - running
     late = sum(map(_is_scored_late, rows))
     failed = sum(row.outcome != "scored" for row in rows) - late
     how = f"{failed} failed" + (f", {late} timed out with a score" if late else "")
-    progress = f"{len(rows)}/{len(batch.runs)} ended ({how}), {len(running)} running, {queued} queued"
+    progress = f"{len(rows)}/{len(batch.runs)} ended ({how}), {running} running, {queued} queued"
     reserved, spent = costs
     budget = f" of {batch.suite.budget} USD" if batch.suite.budget is not None else ""
     rest = [f"{dollars(spent)} spent + {dollars(reserved)} reserved{budget}"] if batch.suite.is_billed else []
-    if queued or running:
-        # A run's duration has its wait in it, so all that are up count.
-        since = [state.started_at for state in running if state.started_at]
-        left = time_left(rows, queued, since, batch.suite.concurrency, now())
-        rest.append(f"about {format_duration(left)} left" if left else "time left not known yet")
-    return [progress, *([", ".join(rest)] if rest else [])]
+    return [progress, *rest]
 
 
 class BatchView:

@@ -22,7 +22,6 @@ from provisioner.cli.commands.batch.view import (
     last_said,
     row_line,
     summary,
-    time_left,
 )
 from tests.unit.batch import samples
 from tests.unit.batch.samples import run, suite
@@ -46,44 +45,13 @@ def batch(cloud: str = "aws") -> Batch:
     return samples.batch(*runs, id="s-1", suite=suite(cloud=cloud, budget=5))
 
 
-@pytest.mark.parametrize(
-    ("queued", "running_for", "places", "left"),
-    [
-        (0, [0], 2, 90),
-        (0, [60], 2, 30),
-        (0, [60, 200], 2, 30),
-        (0, [200], 2, 0),
-        (0, [-500], 2, 90),
-        (1, [0, 0], 2, 180),
-        (1, [60, 10], 2, 120),
-        (1, [60], 2, 90),
-        (4, [60, 30], 2, 240),
-        (5, [60, 30], 2, 300),
-        (3, [], 2, 180),
-        (1, [80, 70, 60], 2, 100),
-    ],
-)
-def test_the_time_left_is_of_this_round_and_those_to_come(
-    queued: int, running_for: list[int], places: int, left: int
-) -> None:
-    at = BEGIN + timedelta(days=1)
-    since = [at - timedelta(seconds=seconds) for seconds in running_for]
-    assert time_left([row(0), row(1)], queued, since, places, at) == timedelta(seconds=left)
-    assert time_left([], queued, since, places, at) is None
-
-
-def test_runs_that_end_before_they_begin_take_no_time() -> None:
-    back = row(0, ended_at=BEGIN - timedelta(hours=3))
-    assert time_left([back, row(1)], 0, [BEGIN], 1, BEGIN) == timedelta(seconds=45)
-
-
 def test_the_summary_counts_and_says_what_it_costs() -> None:
     states = {key: RunState(key=key, state="queued") for key in KEYS}
     states[KEYS[0]] = RunState(key=KEYS[0], state="done")
     states[KEYS[1]] = RunState(key=KEYS[1], state="running")
     assert summary(batch(), states, [row(0, outcome="agent_failed")], (100_000, 20_000)) == [
         "1/4 ended (1 failed), 1 running, 2 queued",
-        "0.0200 USD spent + 0.1000 USD reserved of 5 USD, about 1m30s left",
+        "0.0200 USD spent + 0.1000 USD reserved of 5 USD",
     ]
     # An agent that ran out of time may have left something that was scored.
     late = [row(0, outcome="timed_out"), row(1, outcome="timed_out", score=None)]
@@ -95,8 +63,8 @@ def test_the_summary_counts_and_says_what_it_costs() -> None:
 def test_costs_are_left_out_where_machines_cost_nothing() -> None:
     local, running = batch("local"), {KEYS[0]: RunState(key=KEYS[0], state="running")}
     told = summary(local, running, [], (0, 0))
-    assert told == ["0/4 ended (0 failed), 1 running, 3 queued", "time left not known yet"]
-    costs = "0.0000 USD spent + 0.0000 USD reserved of 5 USD, time left not known yet"
+    assert told == ["0/4 ended (0 failed), 1 running, 3 queued"]
+    costs = "0.0000 USD spent + 0.0000 USD reserved of 5 USD"
     assert summary(batch(), running, [], (0, 0)) == [told[0], costs]
     all_ended = summary(local, {}, [row(number) for number in range(4)], (0, 0))
     assert all_ended == ["4/4 ended (0 failed), 0 running, 0 queued"]
