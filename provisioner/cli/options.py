@@ -15,7 +15,7 @@ import typer
 from provisioner.base.clock import DEFAULT_TTL, checked_ttl, parse_duration
 from provisioner.base.errors import UsageError
 from provisioner.base.models import Environment, Role
-from provisioner.cli.completion import all_environment_ids, cloud_names, environment_ids, task_names
+from provisioner.cli.completion import all_environment_ids, environment_ids
 from provisioner.clouds.registry import CLOUDS, DEFAULT_CLOUD, Where
 
 
@@ -62,13 +62,8 @@ def parse_database(text: str) -> str:
         raise typer.BadParameter(error.message) from error
 
 
-def _roles(incomplete: str) -> list[str]:
-    """Returns the machines' roles for the shell's completion."""
-    return [role for role in ("primary", "aux") if role.startswith(incomplete)]
-
-
 FAMILY = typer.Argument(metavar="FAMILY", help="Directory of the task family.", parser=parse_path)
-TASK = typer.Argument(metavar="TASK", help="Name of the task.", parser=parse_task_name, autocompletion=task_names)
+TASK = typer.Argument(metavar="TASK", help="Name of the task.", parser=parse_task_name)
 FamilyArgument = Annotated[Path, FAMILY]
 TaskArgument = Annotated[str, TASK]
 DATABASE_VARIABLE = "PROVISIONER_DATABASE"
@@ -106,9 +101,7 @@ StateOption = Annotated[
 
 MachineOption = Annotated[
     str,
-    typer.Option(
-        "--machine", metavar="NAME", help="Which machine: primary, aux, or its host name.", autocompletion=_roles
-    ),
+    typer.Option("--machine", metavar="NAME", help="Which machine: primary, aux, or its host name."),
 ]
 # None: agent on the primary machine, admin on the aux VM, or ubuntu if it is an Ubuntu.
 UserOption = Annotated[
@@ -188,9 +181,7 @@ def _launch(
 
 
 def _where(
-    cloud: Annotated[
-        str, typer.Option("--cloud", help=f"Where machines run: {' or '.join(CLOUDS)}.", autocompletion=cloud_names)
-    ] = DEFAULT_CLOUD,
+    cloud: Annotated[str, typer.Option("--cloud", help=f"Where machines run: {' or '.join(CLOUDS)}.")] = DEFAULT_CLOUD,
     region: Annotated[
         list[str] | None,
         typer.Option(

@@ -10,7 +10,6 @@ import typer
 
 from provisioner.base.errors import UsageError
 from provisioner.base.validation import shown
-from provisioner.cli.completion import task_names
 from provisioner.cli.options import EnvFileOption, FamilyArgument, parse_task_name
 from provisioner.cli.output import Result, names_in_line
 from provisioner.family.check import check_family
@@ -23,9 +22,7 @@ def main(
     family: FamilyArgument,
     task: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[TASK]", help="Name of the task that is to run.", parser=parse_task_name, autocompletion=task_names
-        ),
+        typer.Argument(metavar="[TASK]", help="Name of the task that is to run.", parser=parse_task_name),
     ] = None,
     env_file: EnvFileOption = None,
 ) -> Result:

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from provisioner.base.errors import UsageError
-from provisioner.cli.completion import path_beginnings
 from provisioner.cli.options import MachineOption, UserOption, machine_and_user
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import environment_session
@@ -19,8 +18,8 @@ SHOWN_PATHS = 10
 
 
 def main(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="PATH or ENV:PATH.", autocompletion=path_beginnings)],
-    destination: Annotated[str, typer.Argument(metavar="TO", help="PATH or ENV:PATH.", autocompletion=path_beginnings)],
+    source: Annotated[str, typer.Argument(metavar="FROM", help="PATH or ENV:PATH.")],
+    destination: Annotated[str, typer.Argument(metavar="TO", help="PATH or ENV:PATH.")],
     machine: MachineOption = "primary",
     user: UserOption = None,
 ) -> Result:

@@ -13,9 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import typer
-
-from provisioner.cli.completion import path_beginnings, task_names
 
 ROOT = Path(__file__).parents[3]
 # Completes as the real program does, and shows its arguments when it is run.
@@ -27,18 +24,12 @@ printf '{{'
 printf '<%s>' "$@"
 printf '}}\\n'
 """
-FAMILY = """
-class TaskFamily:
-    @staticmethod
-    def get_tasks():
-        return {"main_task": 1, "other": 1, "o'clock": 1, "o\\\\$(touch ran)": 1, "o`touch ran`": 1, "-x": 1, "o*": 1}
-"""
 TAB, ENTER = "\t", "\r"
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A directory with a program, environments, a family and other files."""
+    """A directory with a program, environments, and other files."""
     for directory in (
         "bin",
         "home/environments/echo-main-bcd234",
@@ -47,7 +38,6 @@ def home(tmp_path: Path) -> Path:
         "agent dir",
     ):
         (tmp_path / directory).mkdir(parents=True)
-    (tmp_path / "my_family" / "my_family.py").write_text(FAMILY)
     (tmp_path / "secrets.env").touch()
     (tmp_path / "bin" / "provisioner").write_text(PROGRAM)
     (tmp_path / "bin" / "provisioner").chmod(0o755)
@@ -102,34 +92,10 @@ def shell(home: Path, name: str) -> Iterator[Shell]:
 @pytest.mark.parametrize(
     "name", ["bash", pytest.param("zsh", marks=pytest.mark.campaign), pytest.param("fish", marks=pytest.mark.campaign)]
 )
-def test_the_shell_completes_tasks_environments_clouds_and_files(home: Path, name: str) -> None:
+def test_the_shell_completes_environments_options_and_files(home: Path, name: str) -> None:
     with shell(home, name) as typed:
-        assert typed.runs(f"provisioner up my_family ma{TAB}--keep") == ["up", "my_family", "main_task", "--keep"]
-        assert typed.runs(f"provisioner run ~/my_family m{TAB}") == ["run", f"{home}/my_family", "main_task"]
         assert typed.runs(f"provisioner check my_fa{TAB}") == ["check", "my_family"]
         assert typed.runs(f"provisioner exec e{TAB}-- id") == ["exec", "echo-main-bcd234", "--", "id"]
         assert typed.runs(f"provisioner logs pa{TAB}--ta{TAB}9") == ["logs", "past-xyz234", "--tail", "9"]
-        assert typed.runs(f"provisioner plan my_family o{TAB}--cloud a{TAB}")[2:] == ["other", "--cloud", "aws"]
         assert typed.runs(f"provisioner up my_family other --env-file sec{TAB}")[-1] == "secrets.env"
         assert typed.runs(f"provisioner agent echo age{TAB}") == ["agent", "echo", "agent dir"]
-        copied = typed.runs(f"provisioner cp e{TAB}/etc/hosts sec{TAB}")
-        assert copied == ["cp", "echo-main-bcd234:/etc/hosts", "secrets.env"]
-    assert not (home / "ran").exists()
-
-
-def test_cp_is_offered_environments_where_no_file_begins_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(home)
-    monkeypatch.setenv("PROVISIONER_HOME", str(home / "home"))
-    offered = ["echo-main-bcd234:", "echo-main-bcd234:/"]
-    assert (path_beginnings("e"), path_beginnings("b"), path_beginnings("")) == (offered, [], [])
-    (home / "echoes").touch()
-    assert (path_beginnings("e"), path_beginnings("echo-")) == ([], offered)
-
-
-def test_only_plain_names_are_offered(home: Path) -> None:
-    context = typer.Context(typer.core.TyperCommand("up"))
-    context.params["family"] = home / "my_family"
-    assert task_names(context, "") == ["main_task", "other"]
-    assert task_names(context, "o") == ["other"]
-    context.params["family"] = home / "nothing"
-    assert task_names(context, "") == []
