@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 # What the operator chooses: the command line has options for it, other front ends keys and arguments.
-Setting = Literal["budget", "cloud", "env_file", "region", "spot", "state", "ttl"]
+Setting = Literal["budget", "cloud", "env_file", "region", "spot", "ttl"]
 
 
 class ProvisionerError(Exception):

@@ -40,13 +40,6 @@ def parse_region(text: str) -> str:
     return text
 
 
-def parse_profile(text: str) -> str:
-    """Parses the name of a profile, which must not be empty."""
-    if not text.strip():
-        raise typer.BadParameter("a profile must not be empty; without --profile, the settings' is used.")
-    return text
-
-
 def parse_task_name(text: str) -> str:
     """Parses the name of a task, which must not be empty."""
     if not text:
@@ -91,14 +84,6 @@ NoTemplateOption = Annotated[
     bool, typer.Option("--no-template", help="Boot local machines instead of starting them from a template.")
 ]
 NoRecordOption = Annotated[bool, typer.Option("--no-record", help="Record no calls, no terminals and no packets.")]
-ProfileOption = Annotated[
-    str | None, typer.Option("--profile", help="Profile of the AWS configuration.", parser=parse_profile)
-]
-StateOption = Annotated[
-    str | None, typer.Option("--state", metavar="s3://BUCKET/PREFIX", help="Terraform's state in S3.")
-]
-
-
 MachineOption = Annotated[
     str,
     typer.Option("--machine", metavar="NAME", help="Which machine: primary, aux, or its host name."),
@@ -190,11 +175,9 @@ def _where(
             parser=parse_region,
         ),
     ] = None,
-    profile: ProfileOption = None,
     spot: Annotated[bool, typer.Option("--spot", help="Try AWS spot instances first.")] = False,
-    state: StateOption = None,
 ) -> Where:
-    return Where(cloud, tuple(region or ()), profile, spot, state)
+    return Where(cloud, tuple(region or ()), spot=spot)
 
 
 OPTION_SETS: dict[str, Callable[..., Launch | Where]] = {"launch": _launch, "where": _where}

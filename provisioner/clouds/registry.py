@@ -19,9 +19,9 @@ class Where:
 
     Args:
         regions: the first is used, the others where it lacks capacity.
-        profile: of the cloud's own configuration; None for the settings'.
+        profile: of the cloud's own configuration, of an environment's record; None for the settings'.
         spot: whether to try the spot market first.
-        state: where Terraform's state is; None for what the settings say.
+        state: where Terraform's state is, by the same; None for what the settings say.
     """
 
     cloud: str = DEFAULT_CLOUD
@@ -100,8 +100,6 @@ def open_cloud(home: Home, settings: Settings, where: Where) -> Cloud:
     if where.cloud not in CLOUDS:
         raise UsageError(f"There is no cloud {where.cloud!r}.", hint=f"Known: {', '.join(sorted(CLOUDS))}.")
     entry = CLOUDS[where.cloud]
-    if not entry.has_places and (where.regions or where.profile or where.spot or where.state):
-        raise UsageError(
-            f"Region, profile, spot and state are for the cloud {clouds_with_places()}.", settings=("cloud",)
-        )
+    if not entry.has_places and (where.regions or where.spot):
+        raise UsageError(f"Region and spot are for the cloud {clouds_with_places()}.", settings=("cloud",))
     return entry.open(home, settings, where)

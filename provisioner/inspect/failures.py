@@ -174,7 +174,7 @@ _SETTINGS: dict[Setting, str] = {
 
 def hint_of(error: ProvisionerError) -> str:
     """Returns what to do next, with the keys and arguments that it is done by."""
-    keys = ", ".join(_SETTINGS[setting] for setting in error.settings if setting in _SETTINGS)
+    keys = ", ".join(_SETTINGS[setting] for setting in error.settings)
     return " ".join(filter(None, (error.hint, keys and f"In provisioner.yaml: {keys}.")))
 
 

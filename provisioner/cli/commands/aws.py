@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from provisioner.base.config import checked, load_settings
+from provisioner.base.config import load_settings
 from provisioner.cli.commands.aws_check import check
-from provisioner.cli.options import ProfileOption, StateOption
 from provisioner.cli.output import Result
 from provisioner.clouds.aws import setup as account_setup
 from provisioner.clouds.aws.api import Api, asking
@@ -18,9 +17,9 @@ from provisioner.clouds.aws.rights import policy as rights
 ROLES_REGION = "us-east-1"
 
 
-def setup(profile: ProfileOption = None) -> Result:
+def setup() -> Result:
     """Makes the roles, or corrects them."""
-    settings = load_settings() if profile is None else checked(profile=profile)
+    settings = load_settings()
     # Roles belong to no region.
     api = Api(settings.profile, settings.region or ROLES_REGION)
     with asking("Asking AWS for the account of these credentials"):
@@ -34,11 +33,9 @@ def policy(
     for_setup: Annotated[
         bool, typer.Option("--setup", help="The rights that `aws setup` needs instead, for an administrator.")
     ] = False,
-    state: StateOption = None,
 ) -> Result:
     """Prints the policy as IAM accepts it."""
-    settings = load_settings() if state is None else checked(state=state)
-    document = account_setup.policy() if for_setup else rights(settings.state)
+    document = account_setup.policy() if for_setup else rights(load_settings().state)
     return Result(document, json.dumps(document, indent=2))
 
 

@@ -15,7 +15,7 @@ import typer
 from provisioner.base.clock import now
 from provisioner.base.errors import UsageError
 from provisioner.cli.command import progress
-from provisioner.cli.options import ProfileOption, parse_region
+from provisioner.cli.options import parse_region
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
 from provisioner.cli.terminal import hint_of
@@ -47,13 +47,12 @@ def check(
     region: Annotated[
         str | None, typer.Option("--region", help="Region to test. Default: as for `up`.", parser=parse_region)
     ] = None,
-    profile: ProfileOption = None,
 ) -> Result:
     """Tests on this account what provisioner does there, step by step, usually for less than a dollar.
 
     It lists the steps with what each does and costs, stops at the first failure, and clears away what it made.
     """
-    on_demand, spot = (_session(region, profile, spot=spot) for spot in (False, True))
+    on_demand, spot = (_session(region, spot=spot) for spot in (False, True))
     # Both spend from one budget, which is that of this run alone.
     sessions = {False: on_demand, True: replace(spot, spending=on_demand.spending)}
     planned = steps(sessions, resolve([parse_destination(DESTINATION)])[0])
@@ -62,8 +61,8 @@ def check(
     return _result(sessions[False], outcome)
 
 
-def _session(region: str | None, profile: str | None, *, spot: bool) -> Session:
-    opened = session(where=Where("aws", (region,) if region else (), profile, spot=spot))
+def _session(region: str | None, *, spot: bool) -> Session:
+    opened = session(where=Where("aws", (region,) if region else (), spot=spot))
     spending = opened.spending.model_copy(update={"budget": BUDGET_USD})
     return replace(opened, ttl=TTL, builder_ttl=BUILDER_TTL, spending=spending)
 

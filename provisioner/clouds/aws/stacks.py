@@ -164,8 +164,7 @@ class AwsStacks:
                 f"The network in {region} was created by another controller, and lets in only "
                 f"{', '.join(sorted(known))}.",
                 hint=f"Let that controller add {', '.join(sorted(account.controllers))} to its controller_cidrs, or "
-                "share its Terraform state in S3.",
-                settings=("state",),
+                "share its Terraform state in S3: `state` in the configuration.",
             )
         controllers = self._controllers(region, network)
         # Another list of zones would move subnets that are in use. Fewer may be a network that EC2 does not show yet.

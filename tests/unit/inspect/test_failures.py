@@ -275,6 +275,3 @@ def test_an_error_and_bad_input_are_told_with_the_keys_that_they_are_about() -> 
         before_samples(),
     ):
         raise MissingVariablesError(["KEY"])
-    with pytest.raises(PreparationError) as refused, before_samples():
-        raise UsageError("Ask its owner.", settings=("state",))  # no eval can give it
-    assert str(refused.value) == "Ask its owner."

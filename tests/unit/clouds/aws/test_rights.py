@@ -48,17 +48,13 @@ def test_the_command_prints_it(provisioner: CommandLine) -> None:
     shown = provisioner("aws", "policy")
     assert shown.code == 0
     assert json.loads(shown.stdout)["Version"] == "2012-10-17"
-    assert "StateBucket" in provisioner("aws", "policy", "--state", "s3://bucket/prefix").stdout
-    wrong = provisioner("aws", "policy", "--state", "https://bucket")
-    assert (wrong.code, "s3://bucket/prefix" in wrong.stderr) == (2, True)
 
 
 def test_places_of_aws_are_none_of_the_local_clouds(provisioner: CommandLine) -> None:
-    for arguments in (("--region", "eu-west-1"), ("--spot",), ("--profile", "me"), ("--state", "s3://bucket/x")):
+    for arguments in (("--region", "eu-west-1"), ("--spot",)):
         refused = provisioner("doctor", *arguments)
         assert (refused.code, "the cloud aws" in refused.stderr) == (2, True)
-    for arguments in (("--region", "${file}"), ("--state", "bucket"), ("--profile", "${x}")):
-        assert provisioner("doctor", "--cloud", "aws", *arguments).code == 2
+    assert provisioner("doctor", "--cloud", "aws", "--region", "${file}").code == 2
 
 
 def test_user_data_is_cloud_config_and_keeps_any_text() -> None:
