@@ -142,7 +142,7 @@ class Forecast(Record):
     Args:
         base_image: the base image of the primary machine.
         image: the family's image; None if it is not built, so that permissions are not known yet.
-        outlook: what is to be done for the image, and why; empty if it is built.
+        outlook: what is to be done for the image; empty if it is built.
         full_internet: whether the task has internet; None if that is not known yet.
         has_aux_vm: whether it has an aux VM, which `machines` then has; None if that is not known yet.
         needs: the required variables that are not set, as far as they are known.

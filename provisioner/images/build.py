@@ -20,20 +20,18 @@ from provisioner.family.build_steps import check_build_steps
 from provisioner.family.loader import TaskFamily
 from provisioner.images.builder import Builder, build, look_into
 from provisioner.images.layers import (
-    FIRST_BUILD,
+    NOTHING_REUSED,
     Built,
     Steps,
     aux_image_name,
-    aux_inputs,
     aux_layer_names,
     build_over,
     disk_gib,
     family_image_name,
-    inputs,
     layer_names,
     present,
     require_unchanged,
-    why,
+    reused,
 )
 from provisioner.images.provisioning import (
     ROOT,
@@ -48,7 +46,7 @@ from provisioner.machines.create import aux_user
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.files import write_atomically
-from provisioner.store.images import INPUTS, Image
+from provisioner.store.images import Image
 
 
 def base_image(session: Session, base: BaseImage) -> str:
@@ -98,10 +96,8 @@ def family_image(session: Session, family: TaskFamily) -> tuple[str, SetupData]:
     with session.images.building(name, session.progress, session.cloud.has_image) as directory:
         if directory is not None:
             builder = Builder(label=family.name, base=kind, image=base, disk_gib=disk_gib(family))
-            made_of = inputs(family, base, session.variables)
             setup, image = _build_family(session, family, name, builder, directory)
             write_atomically(directory / "setup-data.json", setup.model_dump_json(indent=2))
-            write_atomically(directory / INPUTS, made_of.model_dump_json())
             needs = tuple(sorted(_aux_image_names(session, family, setup)))
             session.images.finish(image.model_copy(update={"needs": needs}), directory)
     return name, session.images.setup_data(name)
@@ -121,26 +117,17 @@ def _build_family(
     def unchanged() -> None:
         require_unchanged(family, name, lambda: family_image_name(family, builder.image, session.variables))
 
-    def run_install(driver: TaskDriver, connection: Connection) -> float:
-        return install(session, family, driver, connection, unchanged)
+    def run_install(driver: TaskDriver, connection: Connection) -> None:
+        install(session, family, driver, connection, unchanged)
 
     def fill(driver: TaskDriver, connection: Connection) -> SetupData:
         send_other_files(family, connection, unchanged)
         return read_setup(session, driver)
 
     steps = replace(_primary_steps(session, family, builder.image), install=run_install)
-    made_of = inputs(family, builder.image, session.variables)
-    reasons = why(session, steps, made_of) or FIRST_BUILD
-    session.progress.note(f"Building the image of {family.title} ({name}){reasons}")
+    session.progress.note(f"Building the image of {family.title} ({name}){reused(session, steps) or NOTHING_REUSED}")
     built = build_over(session, builder, steps, name, directory, fill)
-    return built.result, image.model_copy(
-        update={
-            "packages": built.packages,
-            "layers": present(session, steps),
-            "step_seconds": built.step_seconds,
-            "install_seconds": built.install_seconds,
-        }
-    )
+    return built.result, image.model_copy(update={"packages": built.packages, "layers": present(session, steps)})
 
 
 def _primary_steps(session: Session, family: TaskFamily, base: str) -> Steps:
@@ -162,12 +149,11 @@ def _newest_base(session: Session, family: TaskFamily) -> str:
 
 
 def outlook(session: Session, family: TaskFamily) -> str:
-    """Says what is to be done for a family's image that is not built yet, and why, as far as that can be told."""
+    """Says what is to be done for a family's image that is not built yet, as far as that can be told."""
     base = _newest_base(session, family)
     if not base:
         return "to be built first"
-    reasons = why(session, _primary_steps(session, family, base), inputs(family, base, session.variables))
-    return f"to be built first{reasons}"
+    return f"to be built first{reused(session, _primary_steps(session, family, base))}"
 
 
 def fitting_image(size: MachineSize, family: TaskFamily) -> MachineSize:
@@ -209,20 +195,18 @@ def aux_image(session: Session, family: TaskFamily, spec: VMSpec, size: MachineS
     name = aux_image_name(family, base, spec)
     with session.images.building(name, session.progress, session.cloud.has_image) as directory:
         if directory is not None:
-            built = Built(None, (), ())
+            built = Built(None, ())
             user = aux_user(kind.distribution)  # who runs them, as the Task Standard has it
             account = Account(interpreter=("/bin/sh", "-e"), home=PurePosixPath("/home") / user, user=user)
             steps = Steps(family, spec.build_steps, account, lambda: aux_layer_names(family, base, spec), finished=name)
-            made_of = aux_inputs(family, base, spec)
             if not session.cloud.find_image(name, directory):
-                reasons = why(session, steps, made_of) or FIRST_BUILD
-                session.progress.note(f"Building the aux VM's image of {family.title} ({name}){reasons}")
+                how = reused(session, steps) or NOTHING_REUSED
+                session.progress.note(f"Building the aux VM's image of {family.title} ({name}){how}")
                 builder = Builder(label=family.name, base=kind, image=base, disk_gib=size.disk_gib)
                 built = build_over(session, builder, steps, name, directory, lambda *_: None)
-            write_atomically(directory / INPUTS, made_of.model_dump_json())
             image = Image(
                 name=name, kind="aux", created_at=now(), cloud=session.cloud.name, base=base, family=family.name,
-                packages=built.packages, layers=present(session, steps), step_seconds=built.step_seconds,
+                packages=built.packages, layers=present(session, steps),
             )  # fmt: skip
             session.images.finish(image, directory)
     return name

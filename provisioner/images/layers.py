@@ -1,4 +1,4 @@
-"""Names the layers that images are built of, says why they are built, and builds from the highest that exists.
+"""Names the layers that images are built of, says which are reused, and builds from the highest that exists.
 
 A layer is an image of its own: whole or absent, and made once.
 
@@ -8,7 +8,6 @@ manifest names them -> all other files.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -18,9 +17,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from provisioner.base.clock import now
-from provisioner.base.errors import CapacityError, ImageBuildError, InfrastructureError, TaskFamilyError, UsageError
+from provisioner.base.errors import CapacityError, ImageBuildError, InfrastructureError, TaskFamilyError
 from provisioner.base.models import BuildStep, Environment, VMSpec
-from provisioner.base.printable import beginning, printable
 from provisioner.base.progress import describe
 from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.driver.task_driver import TaskDriver
@@ -30,11 +28,7 @@ from provisioner.images.builder import Builder, build, secrets_in
 from provisioner.images.provisioning import Account, read_packages, run_steps
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
-from provisioner.store.images import MAXIMUM_INPUT_FILES, Image, Inputs, Kind
-
-# How many changed files are named; the others are counted.
-SHOWN = 3
-NAME_CHARACTERS = 200
+from provisioner.store.images import Image
 
 
 def disk_gib(family: TaskFamily) -> int:
@@ -91,46 +85,6 @@ def require_unchanged(family: TaskFamily, name: str, again: Callable[[], str]) -
         raise ImageBuildError(f"Files of {family.title} changed while they were read.", hint="Run the command again.")
 
 
-def inputs(family: TaskFamily, base: str, variables: Mapping[str, str]) -> Inputs:
-    """Describes what the family's image is built from, to tell later what has changed."""
-    few = len(family.files) <= MAXIMUM_INPUT_FILES
-    return Inputs(
-        base=base,
-        variables=_sha(text=_json(variables)).hexdigest()[:16],
-        steps=_each(family, family.build_steps),
-        files={name: digest_files(family.directory, [name])[:16] for name in family.files} if few else {},
-    )
-
-
-def aux_inputs(family: TaskFamily, base: str, spec: VMSpec) -> Inputs:
-    """Describes what an aux image is built from, to tell later what has changed."""
-    return Inputs(base=base, steps=_each(family, spec.build_steps))
-
-
-def changes(before: Inputs, after: Inputs) -> list[str]:
-    """Says in words how what images are built from differs. Pure."""
-    words = []
-    if before.base != after.base:
-        words.append("the base image changed")
-    if before.variables != after.variables:
-        words.append("the env file's variables changed")
-    if before.steps != after.steps:
-        same = _common(before.steps, after.steps)
-        words.append(f"build step {same + 1} {_how(same < len(before.steps), same < len(after.steps))}")
-    names = sorted(before.files.keys() | after.files.keys())
-    changed = [name for name in names if before.files.get(name) != after.files.get(name)]
-    for name in changed[:SHOWN]:
-        shown = beginning(printable(name), NAME_CHARACTERS)
-        words.append(f"{shown} {_how(name in before.files, name in after.files)}")
-    if len(changed) > SHOWN:
-        words.append(f"{len(changed) - SHOWN} more files changed")
-    return words
-
-
-def _how(was_there: bool, is_there: bool) -> str:
-    return "is new" if not was_there else "changed" if is_there else "is gone"
-
-
 def _after_each(family: TaskFamily, steps: Sequence[BuildStep], sha: hashlib._Hash) -> list[str]:
     """Returns a hash of all steps up to each, and of what was hashed before."""
     keys = []
@@ -138,10 +92,6 @@ def _after_each(family: TaskFamily, steps: Sequence[BuildStep], sha: hashlib._Ha
         sha.update(_described(family, step))
         keys.append(sha.hexdigest())
     return keys
-
-
-def _each(family: TaskFamily, steps: Sequence[BuildStep]) -> tuple[str, ...]:
-    return tuple(hashlib.sha256(_described(family, step)).hexdigest()[:16] for step in steps)
 
 
 def _described(family: TaskFamily, step: BuildStep) -> bytes:
@@ -178,7 +128,7 @@ class Steps:
         account: the user that runs them.
         name: names the layers after each, by the files as they are now. `names` are those when the build began.
         finished: the name of the image that has all of them, and nothing else; empty if there is none such.
-        install: runs the family's install() after the steps, and returns how many seconds it took; None for aux VMs.
+        install: runs the family's install() after the steps; None for aux VMs.
     """
 
     family: TaskFamily
@@ -186,7 +136,7 @@ class Steps:
     account: Account
     name: Callable[[], tuple[str, ...]]
     finished: str = ""
-    install: Callable[[TaskDriver, Connection], float] | None = None
+    install: Callable[[TaskDriver, Connection], None] | None = None
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -219,14 +169,10 @@ class Built(Generic[Result]):
     Args:
         result: what filled the builder returned.
         packages: those of the image.
-        step_seconds: how long each of the build steps took when it ran; 0 if that is not known.
-        install_seconds: the same of install().
     """
 
     result: Result
     packages: tuple[str, ...]
-    step_seconds: tuple[float, ...]
-    install_seconds: float = 0.0
 
 
 def present(session: Session, steps: Steps) -> tuple[str, ...]:
@@ -264,40 +210,24 @@ def build_over(
         ImageBuildError: a step failed, or the files that it copied changed meanwhile.
     """
     done, below = highest(session, steps)
-    took = _seconds_of(session, below, done)
 
     def fill_all(driver: TaskDriver, connection: Connection, environment: Environment) -> Built[Result]:
-        def keep(number: int, seconds: float) -> None:
+        def keep(number: int) -> None:
             steps.require_unchanged(number)
-            took.append(seconds)
             if session.cloud.keeps_layers and steps.kept(number):
-                _keep(session, builder, steps.names[number - 1], environment, connection, tuple(took))
+                _keep(session, builder, steps.names[number - 1], environment, connection)
 
         count = len(steps.steps)
         run_steps(session, steps.family, steps.steps, driver, connection, steps.account, done=done, after=keep)
         if steps.install and done <= count:
-            keep(count + 1, steps.install(driver, connection))
-        return Built(fill(driver, connection), read_packages(connection), tuple(took[:count]), sum(took[count:]))
+            steps.install(driver, connection)
+            keep(count + 1)
+        return Built(fill(driver, connection), read_packages(connection))
 
     return build(session, replace(builder, image=below or builder.image), name, directory, fill_all)
 
 
-def _seconds_of(session: Session, image: str, done: int) -> list[float]:
-    """Returns how long each of the steps took that an image has."""
-    known: tuple[float, ...] = ()
-    with contextlib.suppress(UsageError, InfrastructureError):  # no image, or of another version
-        known = session.images.load(image).step_seconds if image else ()
-    return [*known, *[0.0] * done][:done]
-
-
-def _keep(
-    session: Session,
-    builder: Builder,
-    name: str,
-    environment: Environment,
-    connection: Connection,
-    step_seconds: tuple[float, ...],
-) -> None:
+def _keep(session: Session, builder: Builder, name: str, environment: Environment, connection: Connection) -> None:
     """Keeps the disk of a builder as a layer, unless there is no room or a secret is on it.
 
     Later builds search only what they wrote themselves for secrets.
@@ -312,57 +242,24 @@ def _keep(
             session.cloud.keep_layer(environment, directory)
             layer = Image(
                 name=name, kind="layer", created_at=now(), cloud=session.cloud.name, base=builder.image,
-                family=builder.label, step_seconds=step_seconds,
+                family=builder.label,
             )  # fmt: skip
             session.images.finish(layer, directory)
         except (CapacityError, InfrastructureError, OSError) as error:
             session.progress.note(f"The layer of this step is not kept: {describe(error)}")
 
 
-# In the place of reasons, so that no reader takes the silence for an end.
-FIRST_BUILD = ": the first build takes a minute or more"
-# What took less is not worth a word.
-SHOWN_SECONDS = 1.0
+# In the place of what is reused, so that no reader takes the silence for an end.
+NOTHING_REUSED = ": the first build takes a minute or more"
 
 
-def why(session: Session, plan: Steps, inputs: Inputs) -> str:
-    """Says why an image is built from `inputs`, in words that follow on its name; empty if it is the first."""
-    steps = len(inputs.steps)
+def reused(session: Session, plan: Steps) -> str:
+    """Says what is reused of an image that is to be built, in words that follow on its name; empty if nothing is."""
     done, _ = highest(session, plan)
-    if plan.family.hostname:  # our own families are called alike, and are nothing to each other
-        return f": {done} of {steps} steps are reused" if done else ""
-    image, before = _nearest(session, "aux" if plan.finished else "family", plan.family, inputs)
-    reasons = changes(before, inputs) if before else []
-    if reused := min(done, steps):
-        reasons.append("build step 1 is reused" if reused == 1 else f"build steps 1 to {reused} are reused")
+    steps = min(done, len(plan.steps))
+    parts = []
+    if steps:
+        parts.append("build step 1 is reused" if steps == 1 else f"build steps 1 to {steps} are reused")
     if done > steps:
-        reasons.append("install() is reused")
-    elif image:
-        reasons += _took(image, done, steps)
-    return f": {'; '.join(reasons)}" if reasons else ""
-
-
-def _took(image: Image, done: int, steps: int) -> list[str]:
-    """Says how long what runs again took when an earlier image was built, as far as that is known."""
-    again = image.step_seconds[done:steps]
-    what = f"build steps {done + 1} to {done + len(again)}" if len(again) > 1 else f"build step {done + 1}"
-    took = [(what, sum(again) if all(again) else 0.0), ("install()", image.install_seconds)]
-    return [f"{what} took {seconds:.0f} s last time" for what, seconds in took if seconds >= SHOWN_SECONDS]
-
-
-def _nearest(
-    session: Session, kind: Kind, family: TaskFamily, inputs: Inputs
-) -> tuple[Image, Inputs] | tuple[None, None]:
-    """Returns the image that has most in common with a new one, and of those the newest, and what it was built from."""
-    here = (family.name, session.cloud.name)
-    images = session.images.all(f"{kind}-{family.name.replace('_', '-')}-")
-    images = [image for image in images if (image.family, image.cloud) == here]
-    known = [(image, each) for image in images if (each := session.images.inputs(image.name))]
-    if kind == "aux":  # a family may have several, which are nothing to each other
-        known = [(image, each) for image, each in known if not each.steps or each.steps[0] == inputs.steps[0]]
-    return max(reversed(known), key=lambda pair: _common(pair[1].steps, inputs.steps), default=(None, None))
-
-
-def _common(some: Sequence[str], others: Sequence[str]) -> int:
-    pairs = list(zip(some, others, strict=False))
-    return next((at for at, (one, other) in enumerate(pairs) if one != other), len(pairs))
+        parts.append("install() is reused")
+    return f": {'; '.join(parts)}" if parts else ""

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import posixpath
 import tarfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -163,8 +162,8 @@ def install(
     driver: TaskDriver,
     connection: Connection,
     require_unchanged: Callable[[], None],
-) -> float:
-    """Copies the files that install() sees, runs it, and returns how many seconds it took.
+) -> None:
+    """Copies the files that install() sees, and runs it.
 
     Args:
         require_unchanged: called when files were copied, to check that they are those that the image is named by.
@@ -176,7 +175,6 @@ def install(
     require_unchanged()
     if not family.hostname:
         session.progress.note(f"{family.title}: import and install()")
-    begin = time.monotonic()
     with raised_in("install"):
         answer = driver.call("install", environment=session.variables, timeout_seconds=_limit(session))
         try:
@@ -187,7 +185,6 @@ def install(
                 seen = "install() sees only the files that the manifest's install_inputs names, and the module."
                 hint = f"{hint} {seen}" if hint else seen
             raise ImageBuildError(f"{family.title}: {error.message}", hint=hint, details=error.details) from error
-    return time.monotonic() - begin
 
 
 def send_other_files(family: TaskFamily, connection: Connection, require_unchanged: Callable[[], None]) -> None:
@@ -231,20 +228,19 @@ def run_steps(
     account: Account,
     *,
     done: int = 0,
-    after: Callable[[int, float], None] = lambda *_: None,
+    after: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Runs build steps in order.
 
     Args:
         account: the user that runs them, and the directory.
         done: how many of them the builder's image has already.
-        after: called after each step with the number of those that are done, and the seconds that it took.
+        after: called after each step with the number of those that are done.
 
     Raises:
         ImageBuildError: a step failed.
     """
     for number, step in enumerate(steps[done:], start=done + 1):
-        begin = time.monotonic()
         for title, script in _parts(family, number, step):
             what = f"{family.title}: {title}"
             session.progress.note(what)
@@ -255,7 +251,7 @@ def run_steps(
                 _send_tree(connection, family.directory, files, HOME, what, "keep")
             with raised_in("build step"):
                 _run(session, script, driver, account, what)
-        after(number, time.monotonic() - begin)
+        after(number)
 
 
 def part(title: str) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
-
-from pydantic import Field
 
 from provisioner.base import strict_json
 from provisioner.base.errors import InfrastructureError, ProvisionerError, UsageError
@@ -63,10 +61,6 @@ def _paragraphs(status: bytes) -> Iterator[dict[str, str]]:
 Kind = Literal["vendor", "base", "layer", "family", "aux"]
 # Upper layers are removed first, so that a crash in between leaves no image without its base.
 REMOVED_IN_TURN: tuple[Kind, ...] = ("aux", "family", "layer", "base", "vendor")
-# In an image's directory.
-INPUTS = "inputs.json"
-# Of a family with more, what has changed is not told file by file.
-MAXIMUM_INPUT_FILES = 2000
 
 R = TypeVar("R", bound=Record)
 
@@ -84,8 +78,6 @@ class Image(Record):
         packages: its Debian packages, as NAME:ARCHITECTURE=VERSION. Those of family and aux images are the word of a
             machine in which the family's code had root; empty if this home did not build the image.
         layers: images from which a later build may begin, though nothing needs them.
-        step_seconds: how long each build step took when it ran; 0 if that is not known.
-        install_seconds: how long install() took when the image was built; 0 if it did not run, or that is not known.
     """
 
     name: str
@@ -97,24 +89,6 @@ class Image(Record):
     needs: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
-    step_seconds: tuple[float, ...] = ()
-    install_seconds: float = 0.0
-
-
-class Inputs(Record):
-    """What an image was built from, kept in its directory as inputs.json, to tell later what has changed.
-
-    Args:
-        base: the base image.
-        variables: a hash of the env file's; empty where they do not matter.
-        steps: a hash of each build step, with the files that it copies.
-        files: a hash of each of the family's files, unless they are too many.
-    """
-
-    base: str
-    variables: str = ""
-    steps: tuple[str, ...] = ()
-    files: Mapping[str, str] = Field(default_factory=dict)
 
 
 class ImageStore:
@@ -139,12 +113,6 @@ class ImageStore:
     def names(self) -> set[str]:
         """Returns the names of all images that this home has or makes."""
         return {path.name.removeprefix(UNFINISHED) for path in self._home.images.iterdir()}
-
-    def inputs(self, name: str) -> Inputs | None:
-        """Returns what a finished image was built from; None if that is not known."""
-        with contextlib.suppress(UsageError, InfrastructureError):
-            return _read(self.path(name) / INPUTS, Inputs)
-        return None
 
     @contextlib.contextmanager
     def building(

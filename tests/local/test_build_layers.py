@@ -133,8 +133,8 @@ def test_a_change_builds_only_what_depends_on_it(layered: Layered) -> None:
     # What install() does not see: it does not run again. The last step of the aux VM: those before it are reused.
     changed = layered.write(**{"steps.txt": "echo 1 > first\necho 2 > second\n"})
     name, said = layered.built(changed)
-    assert any("steps.txt changed; build step 1 is reused; install() is reused" in note for note in said)
-    assert any("build step 2 changed; build step 1 is reused" in note for note in said)
+    assert any("build step 1 is reused; install() is reused" in note for note in said)
+    assert any(note.endswith("): build step 1 is reused") for note in said)
     assert [note for note in said if "build step" in note and note.startswith("layered")] == [
         "layered: build step 2 (shell)"
     ]

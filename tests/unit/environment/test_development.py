@@ -192,22 +192,6 @@ def test_a_file_that_goes_while_it_is_read_is_told(directory: Path, writing: Cal
     until(lambda: len(writer.worked) == 2)
 
 
-def test_repeated_work_is_said_with_its_time(
-    session: Session, cloud: FakeCloud, directory: Path, writing: Callable[[], Writer]
-) -> None:
-    (directory / "notes").write_text("1")
-    writer = writing()
-    until(lambda: writer.worked)
-    [image] = [each for each in session.images.all() if each.install_seconds > 0]
-    path = session.images.path(image.name) / "image.json"
-    path.write_text(image.model_copy(update={"install_seconds": 34.4}).model_dump_json())
-    said: list[str] = []
-    cloud.guest_defaults = {"during": {"install": lambda: said.extend(told_of(writer.session).notes)}}
-    (directory / "notes").write_text("2")
-    until(lambda: len(writer.worked) == 2)
-    assert any(note.endswith("notes changed; install() took 34 s last time") for note in said)
-
-
 def test_dev_keeps_a_failed_environment_until_the_next_change(
     session: Session, cloud: FakeCloud, directory: Path, writing: Callable[[], Writer]
 ) -> None:

@@ -20,7 +20,7 @@ from provisioner.base.progress import Silence
 from provisioner.store import images
 from provisioner.store.files import locked
 from provisioner.store.home import TEMPLATES, UNFINISHED, Home
-from provisioner.store.images import INPUTS, MAXIMUM_PACKAGES, Image, ImageStore, Inputs, Kind, installed_packages
+from provisioner.store.images import MAXIMUM_PACKAGES, Image, ImageStore, Kind, installed_packages
 from tests.waiting import BOUND_SECONDS
 
 PROCESSES = multiprocessing.get_context("spawn")
@@ -224,16 +224,6 @@ def test_layers_stay_while_an_image_over_them_stays(home: Home) -> None:
         add(home, f"family-a-{number}", "family", "a", "base-primary-1", layers=layers)
     assert prune(home) == ["layer-a-2", "family-a-1"]
     assert prune(home, "family-a-2", everything=True) == ["layer-a-1", "layer-a-3"]
-
-
-def test_an_image_without_inputs_has_an_unknown_origin(home: Home) -> None:
-    build(home, "family-a-1")
-    store = ImageStore(home)
-    assert store.inputs("family-a-1") is None
-    (home.images / "family-a-1" / INPUTS).write_text('{"base": 1, "more": []}')
-    assert store.inputs("family-a-1") is None
-    (home.images / "family-a-1" / INPUTS).write_text('{"base": "base-1"}')
-    assert store.inputs("family-a-1") == Inputs(base="base-1")
 
 
 CURL = (
