@@ -70,11 +70,11 @@ class Ring:
         self.capacity_bytes = capacity_bytes
 
     def total(self) -> int:
-        """Return how many bytes were written since the beginning."""
+        """Returns how many bytes were written since the beginning."""
         return int.from_bytes(os.pread(self.descriptor, HEADER_BYTES, 0), "little")
 
     def write(self, data: bytes) -> None:
-        """Append a chunk, over the oldest data. The data is written before it is counted.
+        """Appends a chunk, over the oldest data. The data is written before it is counted.
 
         Raises:
             OSError: the disk is full.
@@ -88,7 +88,7 @@ class Ring:
         os.pwrite(self.descriptor, (total + len(data)).to_bytes(HEADER_BYTES, "little"), 0)
 
     def read(self, offset: int) -> tuple[int, bytes]:
-        """Read at most a chunk, from an offset in the stream or from the oldest byte that is surely left.
+        """Reads at most a chunk, from an offset in the stream or from the oldest byte that is surely left.
 
         Returns:
             the offset of the data, and the data; empty if nothing was written since.
@@ -104,12 +104,12 @@ class Ring:
                 return offset, data
 
     def _oldest(self) -> int:
-        """Return the offset of the first byte that the writer does not overwrite just now."""
+        """Returns the offset of the first byte that the writer does not overwrite just now."""
         return max(0, self.total() + CHUNK_BYTES - self.capacity_bytes)
 
 
 def main() -> int:
-    """Start the command if the request says so and it has not been started, and follow it to its end."""
+    """Starts the command if the request says so and it has not been started, and follows it to its end."""
     request: Request = json.load(sys.stdin.buffer)  # which the controller wrote
     state = os.path.join(request["root"], "var/lib/provisioner/agents", request["id"])
     if request["start"]:
@@ -127,7 +127,7 @@ def main() -> int:
 
 
 def start(request: Request, state: str) -> None:
-    """Start the supervisor. It keeps the state's lock as long as it lives."""
+    """Starts the supervisor. It keeps the state's lock as long as it lives."""
     rings = {}
     for name in STREAMS.values():
         descriptor = os.open(os.path.join(state, name), os.O_RDWR | os.O_CREAT, 0o600)
@@ -158,7 +158,7 @@ def start(request: Request, state: str) -> None:
 
 
 def supervise(request: Request, rings: dict[str, Ring]) -> dict[str, int | bool | None]:
-    """Run the command to its end or its time limit, keep its output, and end what it left.
+    """Runs the command to its end or its time limit, keeps its output, and ends what it left.
 
     Returns:
         exit_code (None without one, -1 if a signal ended it) and timed_out.
@@ -189,7 +189,7 @@ def supervise(request: Request, rings: dict[str, Ring]) -> dict[str, int | bool 
 
 
 def become_agent(request: Request, stdout: int, stderr: int) -> None:
-    """Turn this process into the agent's login shell, in its part of the cgroup."""
+    """Turns this process into the agent's login shell, in its part of the cgroup."""
     os.setsid()
     # As root, and before anything of the agent's runs.
     if cgroup(["join", request["id"], str(os.getpid())]) != 0:
@@ -209,13 +209,13 @@ def become_agent(request: Request, stdout: int, stderr: int) -> None:
 
 
 def cgroup(arguments: list[str]) -> int:
-    """Run the program that knows the agent's cgroup and return its exit code."""
+    """Runs the program that knows the agent's cgroup and returns its exit code."""
     command = ["sh", os.path.join(HERE, "agent_cgroup.sh"), *arguments]
     return os.spawnvpe(os.P_WAIT, "sh", command, {**os.environ, "PATH": os.defpath})
 
 
 def collect(child: int, readers: dict[int, Ring], limit_seconds: float | None) -> bool:
-    """Keep the command's output until it ends.
+    """Keeps the command's output until it ends.
 
     Returns:
         False if it did not end in time.
@@ -236,7 +236,7 @@ def collect(child: int, readers: dict[int, Ring], limit_seconds: float | None) -
 
 
 def copy_chunk(reader: int, ring: Ring) -> bool:
-    """Keep a chunk of output and return whether there may be more."""
+    """Keeps a chunk of output and returns whether there may be more."""
     try:
         data = os.read(reader, CHUNK_BYTES)
     except BlockingIOError:
@@ -247,7 +247,7 @@ def copy_chunk(reader: int, ring: Ring) -> bool:
 
 
 def follow(state: str, offsets: dict[str, int]) -> None:
-    """Pass on the output from the offsets on, and how the command ended."""
+    """Passes on the output from the offsets on, and how the command ended."""
     rings = {kind: Ring(os.open(os.path.join(state, name), os.O_RDONLY)) for kind, name in STREAMS.items()}
     pause, told_at = QUICK_SECONDS, time.monotonic()
     while True:
@@ -274,7 +274,7 @@ def follow(state: str, offsets: dict[str, int]) -> None:
 
 
 def read_end(state: str) -> bytes | None:
-    """Return the end's JSON; None while the supervisor lives."""
+    """Returns the end's JSON; None while the supervisor lives."""
     lives = False
     lock = os.open(os.path.join(state, "lock"), os.O_RDWR)
     try:
@@ -294,7 +294,7 @@ def read_end(state: str) -> bytes | None:
 
 
 def send(kind: str, offset: int = 0, data: bytes = b"") -> None:
-    """Write a frame to stdout."""
+    """Writes a frame to stdout."""
     sys.stdout.buffer.write(f"{kind} {offset} {len(data)}\n".encode() + data)
     sys.stdout.buffer.flush()
 

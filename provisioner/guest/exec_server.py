@@ -32,7 +32,7 @@ PRELOADED = (
 
 
 def listen(path: str) -> None:
-    """Accept calls for ever, each in a process of its own."""
+    """Accepts calls for ever, each in a process of its own."""
     for name in PRELOADED:
         importlib.import_module(name)
     if os.path.exists(path):
@@ -62,7 +62,7 @@ def listen(path: str) -> None:
 
 
 def serve(reader: int, writer: int) -> None:
-    """Serve one call and end this process."""
+    """Serves one call and ends this process."""
     try:
         Call(reader, writer).serve()
     finally:

@@ -19,7 +19,7 @@ from provisioner_guest.family.request import BadRequestError, parse_request  # n
 
 
 def main(arguments: list[str]) -> int:
-    """Run one operation and return the exit code.
+    """Runs one operation and returns the exit code.
 
     Args:
         arguments: [] when the driver calls it, ["child"] in the process that runs task code.

@@ -12,20 +12,20 @@ TASK_OPTION = "--task-standard-task-name"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options that name the family and the task."""
+    """Adds the options that name the family and the task."""
     group = parser.getgroup("task-standard", "METR Task Standard")
     group.addoption(FAMILY_OPTION, default="", help="name of the task family under test")
     group.addoption(TASK_OPTION, default="", help="name of the task under test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Registers the marker."""
     marker = "task_standard_tasks(names): run this test only for the tasks of these names"
     config.addinivalue_line("markers", marker)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that is marked for other tasks."""
+    """Skips a test that is marked for other tasks."""
     marker = item.get_closest_marker("task_standard_tasks")
     if marker is None:
         return
@@ -44,17 +44,17 @@ def _option(request: pytest.FixtureRequest, option: str) -> str:
 
 @pytest.fixture
 def task_family(request: pytest.FixtureRequest) -> Any:
-    """Return the family's class TaskFamily."""
+    """Returns the family's class TaskFamily."""
     return importlib.import_module(_option(request, FAMILY_OPTION)).TaskFamily
 
 
 @pytest.fixture
 def task_name(request: pytest.FixtureRequest) -> str:
-    """Return the name of the task under test."""
+    """Returns the name of the task under test."""
     return _option(request, TASK_OPTION)
 
 
 @pytest.fixture
 def task(task_family: Any, task_name: str) -> Any:
-    """Return the value of get_tasks() for the task under test."""
+    """Returns the value of get_tasks() for the task under test."""
     return task_family.get_tasks()[task_name]

@@ -21,7 +21,7 @@ END_SECONDS = 20.0
 
 
 def is_available() -> bool:
-    """Return whether this machine has cgroups of version 2, and this process may make some."""
+    """Returns whether this machine has cgroups of version 2, and this process may make some."""
     return os.geteuid() == 0 and os.path.exists(ROOT + "/cgroup.controllers") and os.access(ROOT, os.W_OK)
 
 
@@ -51,7 +51,7 @@ class Cgroup:
                 write(os.path.join(self.path, file), limit)
 
     def join(self) -> None:
-        """Move this process into it. For a new process, before anything of the user's runs.
+        """Moves this process into it. For a new process, before anything of the user's runs.
 
         Raises:
             OSError: that is impossible, or the agent's processes are not let in, as it is being scored.
@@ -63,7 +63,7 @@ class Cgroup:
             raise BlockingIOError(11, "the agent's processes are not let in")
 
     def end(self) -> None:
-        """End all processes in it, and remove it as far as that is possible."""
+        """Ends all processes in it, and removes it as far as that is possible."""
         if self.path is None:
             return
         deadline = time.monotonic() + END_SECONDS
@@ -78,7 +78,7 @@ class Cgroup:
         self.leave()
 
     def leave(self) -> None:
-        """Remove this cgroup and those of ended calls, unless processes in the background still use them."""
+        """Removes this cgroup and those of ended calls, unless processes in the background still use them."""
         if self.path is None:
             return
         parent = os.path.dirname(self.path)
@@ -96,7 +96,7 @@ class Cgroup:
 
 
 def outlive_call() -> None:
-    """Move this process out of its call's cgroup, so that it outlives the call however the call ends."""
+    """Moves this process out of its call's cgroup, so that it outlives the call however the call ends."""
     if is_available():
         path = os.path.join(_ours(), "supervisors")
         os.makedirs(path, exist_ok=True)
@@ -112,27 +112,27 @@ def _ours() -> str:
 
 
 def _agents() -> str:
-    """Return the agent's cgroup. The program that knows its limits makes it."""
+    """Returns the agent's cgroup. The program that knows its limits makes it."""
     if not os.path.exists(AGENTS + "/logins"):
         subprocess.run(["/bin/sh", AGENT_PROGRAM, "reopen"], stdin=subprocess.DEVNULL, check=False)
     return AGENTS
 
 
 def _limits() -> dict[str, str]:
-    """Return a command's limits: nearly all of the machine, so that a runaway command does not stop it."""
+    """Returns a command's limits: nearly all of the machine, so that a runaway command does not stop it."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     tasks = min(int(read("/proc/sys/kernel/threads-max")), int(read("/proc/sys/kernel/pid_max")))
     return {"memory.max": str(total - max(RESERVE_BYTES, total // 20)), "pids.max": str(tasks * 3 // 4)}
 
 
 def read(path: str) -> str:
-    """Return what a file of a cgroup says."""
+    """Returns what a file of a cgroup says."""
     with open(path, encoding="ascii") as file:
         return file.read()
 
 
 def write(path: str, text: str) -> None:
-    """Write to a file of a cgroup that is there."""
+    """Writes to a file of a cgroup that is there."""
     descriptor = os.open(path, os.O_WRONLY)
     try:
         os.write(descriptor, text.encode("ascii"))

@@ -12,7 +12,7 @@ USER_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"
 
 
 def login_environment(etc: str, name: str, home: str, shell: str, path: str) -> dict[str, str]:
-    """Return the environment of a user's login. Nothing of this process leaks in.
+    """Returns the environment of a user's login. Nothing of this process leaks in.
 
     Args:
         etc: the directory with the file `environment`.
@@ -26,7 +26,7 @@ def login_environment(etc: str, name: str, home: str, shell: str, path: str) -> 
 
 
 def etc_environment(etc: str) -> dict[str, str]:
-    """Parse /etc/environment by the rules of pam_env: NAME=value, optionally quoted, optionally after `export`."""
+    """Parses /etc/environment by the rules of pam_env: NAME=value, optionally quoted, optionally after `export`."""
     try:
         with open(os.path.join(etc, "environment"), encoding="utf-8", errors="surrogateescape") as file:
             text = file.read()
@@ -44,7 +44,7 @@ def etc_environment(etc: str) -> dict[str, str]:
 
 
 def protect(adjustment: str) -> None:
-    """Set the priority with which the kernel ends this process when memory is short (oom_score_adj)."""
+    """Sets the priority with which the kernel ends this process when memory is short (oom_score_adj)."""
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write(adjustment)
@@ -53,7 +53,7 @@ def protect(adjustment: str) -> None:
 
 
 def become(user: pwd.struct_passwd) -> None:
-    """Give this process, and its output, to a user."""
+    """Gives this process, and its output, to a user."""
     if user.pw_uid == os.geteuid():
         return
     for output in (1, 2):
@@ -64,6 +64,6 @@ def become(user: pwd.struct_passwd) -> None:
 
 
 def restore_signals() -> None:
-    """Handle signals again that Python ignores, as programs inherit that."""
+    """Handles signals again that Python ignores, as programs inherit that."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -22,7 +22,7 @@ SECONDS, PAUSE_SECONDS = 20.0, 0.02
 
 
 def main(root: str = ROOT, inodes: str = INODES, segments: str = SEGMENTS) -> None:
-    """End the agent's processes. Exit with 1 and a message if they do not end.
+    """Ends the agent's processes. Exits with 1 and a message if they do not end.
 
     Args:
         root: where the cgroups are.
@@ -52,7 +52,7 @@ def _end(cgroup: str) -> None:
 
 
 def _free_inodes(directory: str) -> None:
-    """Remove the files that keep inodes if scoring may need them; that takes a while without KVM."""
+    """Removes the files that keep inodes if scoring may need them; that takes a while without KVM."""
     if os.path.isdir(directory) and os.statvfs(directory).f_favail < INODES_FOR_SCORING:
         for name in os.listdir(directory):
             os.unlink(os.path.join(directory, name))
@@ -60,7 +60,7 @@ def _free_inodes(directory: str) -> None:
 
 
 def _remove_segments(segments: str) -> None:
-    """Remove the agent's System V segments that no process uses: they outlive the processes that made them."""
+    """Removes the agent's System V segments that no process uses: they outlive the processes that made them."""
     for line in _read(segments).splitlines()[1:]:
         _, segment, _, _, _, _, attached, user, *_ = line.split()
         if attached == "0" and int(user) == pwd.getpwnam("agent").pw_uid:

@@ -54,17 +54,17 @@ class ControllerGoneError(Exception):
 
 
 def frame(kind: bytes, payload: bytes = b"") -> bytes:
-    """Return a frame."""
+    """Returns a frame."""
     return HEADER.pack(kind, len(payload)) + payload
 
 
 def ended(**how: str | int) -> bytes:
-    """Return the frame that says how a call ended: `code`; `timed_out`; or `errno`, `what` and `text`."""
+    """Returns the frame that says how a call ended: `code`; `timed_out`; or `errno`, `what` and `text`."""
     return frame(EXIT, json.dumps(how).encode("ascii"))
 
 
 def _name(user: str) -> str:
-    """Return the name of a user that may be given by number; the given text if there is no such user."""
+    """Returns the name of a user that may be given by number; the given text if there is no such user."""
     try:
         return account(user).pw_name
     except (KeyError, ValueError):  # a number without an account, or no name at all
@@ -97,7 +97,7 @@ class Call:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Carry the call out. Whatever it started in time is ended whole if the controller goes or the time is over."""
+        """Carries out the call, from its request to its end, or until the time is over or the controller goes."""
         cgroup = None
         try:
             request = self._request()
@@ -121,7 +121,7 @@ class Call:
             cgroup.leave()
 
     def _end_all(self, cgroup: Cgroup | None) -> None:
-        """End the call's processes: those of its cgroup, and of its process group, as root's may leave the cgroup."""
+        """Ends the call's processes: those of its cgroup, and of its process group, as root's may leave the cgroup."""
         if self._child:
             self._child.kill()
         if cgroup:
@@ -144,7 +144,7 @@ class Call:
         return parse_request(payload)
 
     def _carry_out(self, request: Request, cgroup: Cgroup, container: Container | None) -> bytes:
-        """Run the call's process to its end and return the frame that says how it ended."""
+        """Runs the call's process to its end and returns the frame that says how it ended."""
         limit = request["timeout_seconds"]
         deadline = None if limit is None else time.monotonic() + limit
         child = self._child = Child(request, cgroup, container)
@@ -170,7 +170,7 @@ class Call:
         return ended(code=exit_code(status))
 
     def _hear_report(self, child: Child) -> None:
-        """Take a piece of what the process says of its start. If it closes the pipe without a word, it has started."""
+        """Takes a piece of what the process says of its start. If it closes the pipe without a word, it has started."""
         assert child.status is not None
         data = os.read(child.status, 4096)
         self._report += data
@@ -182,7 +182,7 @@ class Call:
             self._out += frame(STARTED)
 
     def _interests(self, child: Child) -> dict[int, int]:
-        """Return what to wait for. Output is read only while little of it waits for the controller."""
+        """Returns what to wait for. Output is read only while little of it waits for the controller."""
         wanted = {self._woken: select.POLLIN, self._reader: 0}
         if len(self._input) < INPUT_BYTES:
             wanted[self._reader] = select.POLLIN
@@ -197,7 +197,7 @@ class Call:
         return wanted
 
     def _poll(self, wanted: dict[int, int], seconds: float | None) -> dict[int, int]:
-        """Wait for events, for a moment at most if there is a sign of life to give. Return them by descriptor."""
+        """Waits for events, for a moment at most if there is a sign of life to give. Returns them by descriptor."""
         poll = select.poll()
         for descriptor, events in wanted.items():
             poll.register(descriptor, events)
@@ -213,7 +213,7 @@ class Call:
         return ready
 
     def _move(self, child: Child, ready: dict[int, int]) -> None:
-        """Move what can be moved without waiting."""
+        """Moves what can be moved without waiting."""
         if ready.get(self._reader, 0) & select.POLLIN:
             self._receive()
         self._take_input()
@@ -235,7 +235,7 @@ class Call:
         self._received += data
 
     def _next_frame(self) -> tuple[bytes, bytes] | None:
-        """Return the next frame, its kind and payload; None if it is not complete."""
+        """Returns the next frame, its kind and payload; None if it is not complete."""
         if len(self._received) < HEADER.size:
             return None
         kind, length = HEADER.unpack_from(self._received)
@@ -262,7 +262,7 @@ class Call:
                 self._input_ended = True
 
     def _give(self, child: Child, stdin: int) -> None:
-        """Give the command its input. One that does not want it any more loses it."""
+        """Gives the command its input. One that does not want it any more loses it."""
         try:
             if self._input:
                 del self._input[: os.write(stdin, self._input[:DATA_BYTES])]
@@ -276,7 +276,7 @@ class Call:
             self._input.clear()
 
     def _collect(self, stream: int) -> bool:
-        """Take a piece of output and return whether there may be more at once."""
+        """Takes a piece of output and returns whether there may be more at once."""
         try:
             data = os.read(stream, DATA_BYTES)
         except BlockingIOError:
@@ -289,7 +289,7 @@ class Call:
         return bool(data)
 
     def _drain(self) -> None:
-        """Take the last output: what the pipes hold, and what comes a moment later."""
+        """Takes the last output: what the pipes hold, and what comes a moment later."""
         deadline = time.monotonic() + LAST_OUTPUT_SECONDS
         pieces = dict.fromkeys(self._streams, LAST_OUTPUT_PIECES)
         while self._streams:
@@ -312,7 +312,7 @@ class Call:
                 raise ControllerGoneError from None
 
     def _flush(self) -> None:
-        """Send all that waits, as long as the controller is there."""
+        """Sends all that waits, as long as the controller is there."""
         self._send()
         while self._out:
             self._poll({self._reader: 0, self._writer: select.POLLOUT}, None)
@@ -331,7 +331,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def parse_request(payload: bytes) -> Request:
-    """Check the controller's request and add what it left out.
+    """Checks the controller's request and adds what it left out.
 
     Raises:
         BadFrameError: it is no request.

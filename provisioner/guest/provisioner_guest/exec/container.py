@@ -79,7 +79,7 @@ class Container:
         return StartError("container", errno.ESRCH, f"the container does not run: {why}")
 
     def execute(self, request: Request, cgroup: Cgroup, report: int) -> int:
-        """Run the request's program to its end and return its exit code, 128+n if signal n ended it.
+        """Runs the request's program to its end and returns its exit code, 128+n if signal n ended it.
 
         Args:
             cgroup: of the call, within the container's.
@@ -116,7 +116,7 @@ class Container:
         return exit_code(os.waitpid(pid, 0)[1])
 
     def process(self, request: Request) -> dict[str, Any]:
-        """Return the description of the request's process: that of the container's first one, changed as by the engine.
+        """Returns the description of the request's process: the container's first one's, changed as by the engine.
 
         Raises:
             StartError: the container has no such user.
@@ -141,7 +141,7 @@ class Container:
             raise StartError("user", errno.ENOENT, f"unable to find user {text}: {error}") from None
 
     def _take_limits(self) -> None:
-        """Take the resource limits of the process above the container's first one, which the engine's calls have."""
+        """Takes the resource limits of the process above the container's first one, which the engine's calls have."""
         with open(f"/proc/{self._first}/stat", encoding="ascii", errors="replace") as file:
             above = int(file.read().rpartition(")")[2].split()[1])
         for number in range(LIMITS):
@@ -167,7 +167,7 @@ class Container:
 def user(
     text: str, passwd: list[list[str]], group: list[list[str]], added: Iterable[str | int] = ()
 ) -> dict[str, int | list[int]]:
-    """Return the user of a process as runc is told it, by the engine's rules.
+    """Returns the user of a process as runc is told it, by the engine's rules.
 
     Args:
         text: USER or USER:GROUP, each a name or a number; a number wins over a name.
@@ -192,7 +192,7 @@ def user(
 
 
 def _entry(text: str, entries: list[list[str]], place: int) -> list[str]:
-    """Return the first entry with a name, or with a number; a number needs no entry."""
+    """Returns the first entry with a name, or with a number; a number needs no entry."""
     is_number = re.fullmatch(r"[+-]?[0-9]{1,18}", text, re.ASCII)
     for entry in entries:
         if _number(entry[place]) == int(text) if is_number else entry[0] == text:
@@ -203,12 +203,12 @@ def _entry(text: str, entries: list[list[str]], place: int) -> list[str]:
 
 
 def _number(text: str) -> int:
-    """Return a number of the container's files; what is none counts as 0, as for the engine."""
+    """Returns a number of the container's files; what is none counts as 0, as for the engine."""
     return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text, re.ASCII) else 0
 
 
 def _entries(root: str, path: str) -> list[list[str]]:
-    """Return the entries of a file of users or groups below a container's root; none if it is not there.
+    """Returns the entries of a file of users or groups below a container's root; none if it is not there.
 
     Raises:
         OSError: it is no regular file, or too long.
@@ -233,7 +233,7 @@ def _entries(root: str, path: str) -> list[list[str]]:
 
 
 def _found_inside(root: str, path: str) -> int:
-    """Return a descriptor that names a file without opening it; links lead nowhere outside of a root (openat2)."""
+    """Returns a descriptor that names a file without opening it; links lead nowhere outside of a root (openat2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -247,7 +247,7 @@ def _found_inside(root: str, path: str) -> int:
 
 
 def _parsed(path: str) -> Any:
-    """Return what a file of the engine's says.
+    """Returns what a file of the engine's says.
 
     Raises:
         OSError, ValueError: it is not there, or no JSON.

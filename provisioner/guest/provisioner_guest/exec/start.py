@@ -97,7 +97,7 @@ class Child:
             os.set_blocking(descriptor, False)
 
     def wait(self, options: int) -> int | None:
-        """Return the status of the process if it has ended, otherwise None. Options are those of os.waitpid."""
+        """Returns the status of the process if it has ended, otherwise None. Options are those of os.waitpid."""
         assert self.pid is not None
         pid, status = os.waitpid(self.pid, options)
         if not pid:
@@ -106,21 +106,21 @@ class Child:
         return status
 
     def kill(self) -> None:
-        """Kill the process group, unless the process has ended: another process may then have its number."""
+        """Kills the process group, unless the process has ended: another process may then have its number."""
         for kill in (os.killpg, os.kill):  # it may not lead a group yet
             if self.pid:
                 with contextlib.suppress(ProcessLookupError):
                     kill(self.pid, signal.SIGKILL)
 
     def close_stdin(self) -> None:
-        """End the process's input."""
+        """Ends the process's input."""
         if self.stdin is not None:
             os.close(self.stdin)
             self.stdin = None
 
 
 def _child(request: Request, cgroup: Cgroup, container: Container | None, descriptors: tuple[int, ...]) -> NoReturn:
-    """Carry out the request and end the process, whatever happens."""
+    """Carries out the request and ends the process, whatever happens."""
     code = 255
     try:
         # The pipes become this process's streams and REPORT; the server's other descriptors are closed.
@@ -173,12 +173,12 @@ def _run(request: Request, cgroup: Cgroup, container: Container | None) -> int:
 
 
 def exit_code(status: int) -> int:
-    """Return a process's exit code, 128+n if signal n ended it."""
+    """Returns a process's exit code, 128+n if signal n ended it."""
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def account(user: str) -> pwd.struct_passwd:
-    """Return the account of a user, by name or number. A number without an account gets root's group and home /.
+    """Returns the account of a user, by name or number. A number without an account gets root's group and home /.
 
     So does Docker. Names go first: a name may be a number.
 
@@ -208,7 +208,7 @@ def _execute(request: Request, environment: dict[str, str]) -> int:
 
 
 def _interpret(request: Request, environment: dict[str, str]) -> int:
-    """Run Python text in this process: as if by `python3 -I -S -`, but without an interpreter's start."""
+    """Runs Python text in this process: as if by `python3 -I -S -`, but without an interpreter's start."""
     os.close(REPORT)
     _be_readable()
     os.environ.clear()
@@ -235,7 +235,7 @@ def _interpret(request: Request, environment: dict[str, str]) -> int:
 
 
 def _be_readable() -> None:
-    """Let the user read this process's entries in /proc again: a change of user forbids that."""
+    """Lets the user read this process's entries in /proc again: a change of user forbids that."""
     if os.access("/proc/self/fd", os.R_OK):
         return
     import ctypes
@@ -253,7 +253,7 @@ def _exit_code(value: object) -> int:
 
 
 def _read(request: Request, _environment: dict[str, str]) -> int:
-    """Write a file's contents to stdout; return an errno, 0 if all is well."""
+    """Writes a file's contents to stdout; returns an errno, 0 if all is well."""
     path, limit = request["path"], request["limit_bytes"]
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -276,7 +276,7 @@ def _read(request: Request, _environment: dict[str, str]) -> int:
 
 
 def _write(request: Request, _environment: dict[str, str]) -> int:
-    """Write stdin to a file, whose directories are made; return an errno, 0 if all is well."""
+    """Writes stdin to a file, whose directories are made; returns an errno, 0 if all is well."""
     path = request["path"]
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)

@@ -21,7 +21,7 @@ NO_TESTS_COLLECTED = 5  # pytest's exit code
 
 
 def shell(request: Request) -> None:
-    """Run commands as one script.
+    """Runs commands as one script.
 
     Options:
         commands: the script's lines.
@@ -60,7 +60,7 @@ def _strings(request: Request, name: str) -> list[str]:
 
 
 def _as_user(request: Request) -> dict[str, Any]:
-    """Return subprocess.run's arguments for the user that the request names."""
+    """Returns subprocess.run's arguments for the user that the request names."""
     if request.options.get("user") is None:
         return {}
     user = request.user(request.option("user", str))
@@ -84,7 +84,7 @@ def _as_user(request: Request) -> dict[str, Any]:
 
 
 def pytest(request: Request) -> dict[str, int]:
-    """Run the family's own tests: the files test_*.py and *_test.py next to its module.
+    """Runs the family's own tests: the files test_*.py and *_test.py next to its module.
 
     Options:
         arguments: additional arguments for pytest.
@@ -128,7 +128,7 @@ OPERATIONS: dict[str, Callable[[Request], Any]] = {
 
 
 def main(request: Request, *, program_directory: str) -> None:
-    """Run one operation and write its result.
+    """Runs one operation and writes its result.
 
     Args:
         request: the request.

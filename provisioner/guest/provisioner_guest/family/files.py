@@ -29,7 +29,7 @@ Visit = Callable[[int, str, os.stat_result], bool]
 
 
 def settle_home(request: Request) -> dict[str, Any]:
-    """Give /home/agent to agent after start() and place the instructions.
+    """Gives /home/agent to agent after start() and places the instructions.
 
     Files and directory trees of the group `protected` are left alone, and so are top-level directories whose name
     begins with a dot, except .ssh. Private keys of agent's under .ssh get mode 0600, which OpenSSH requires.
@@ -93,7 +93,7 @@ def _is_private_key(file: int) -> bool:
 
 
 def _walk(directory: int, visit: Visit, depth: int = 0) -> None:
-    """Visit everything below an open directory; `visit` returns whether to descend. Links are visited, not followed."""
+    """Visits all below an open directory; `visit` returns whether to descend. Links are visited, not followed."""
     if depth > MAX_DEPTH:
         raise OSError(errno.ENAMETOOLONG, f"directories nested deeper than {MAX_DEPTH} levels")
     for name in os.listdir(directory):
@@ -117,7 +117,7 @@ def _open(path: str, flags: int, directory: int | None = None) -> Iterator[int]:
 
 
 def _place(directory: int, name: str, text: str, *, owner: tuple[int, int], mode: int) -> None:
-    """Atomically replace whatever has a name in an open directory by a new file, whose owner is a user and a group."""
+    """Atomically replaces whatever has a name in an open directory by a new file, whose owner is a user and a group."""
     unfinished = f".{name}.{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(unfinished, flags, 0o600, dir_fd=directory)
@@ -133,7 +133,7 @@ def _place(directory: int, name: str, text: str, *, owner: tuple[int, int], mode
 
 
 def read_submission(request: Request) -> dict[str, Any]:
-    """Read the agent's submission file, safely whatever kind of file it is.
+    """Reads the agent's submission file, safely whatever kind of file it is.
 
     Options:
         path: the submission's path.

@@ -36,7 +36,7 @@ DIFFERS = (
 
 
 def load_family(name: str) -> Any:
-    """Import the family's module and return its class.
+    """Imports the family's module and returns its class.
 
     Raises:
         OperationError: the module has no class TaskFamily.
@@ -64,14 +64,14 @@ def _task(family: Any, name: str | None) -> Any:
 
 
 def install(request: Request) -> None:
-    """Call install(), if the family has it."""
+    """Calls install(), if the family has it."""
     family = load_family(request.family)
     if hasattr(family, "install"):
         family.install()
 
 
 def start(request: Request) -> None:
-    """Call start(task), if the family has it."""
+    """Calls start(task), if the family has it."""
     family = load_family(request.family)
     task = _task(family, request.task)
     if hasattr(family, "start"):
@@ -79,7 +79,7 @@ def start(request: Request) -> None:
 
 
 def score(request: Request) -> Any:
-    """Call score(task, submission).
+    """Calls score(task, submission).
 
     Options:
         submission: path of the file with the submission, which the controller has written.
@@ -91,12 +91,12 @@ def score(request: Request) -> Any:
 
 
 def intermediate_score(request: Request) -> Any:
-    """Call intermediate_score(task)."""
+    """Calls intermediate_score(task)."""
     return _score(request, "intermediate_score")
 
 
 def aggregate_scores(request: Request) -> Any:
-    """Call aggregate_scores(task, score_log).
+    """Calls aggregate_scores(task, score_log).
 
     Options:
         score_log: path of a JSON file, a list of entries with score, message, details, scored_at (ISO 8601) and
@@ -115,7 +115,7 @@ def _score(request: Request, name: str, *arguments: Any) -> Any:
 
 
 def _score_log_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """Convert an entry to the standard's types: scored_at as a UTC datetime, and the older keys in milliseconds."""
+    """Converts an entry to the standard's types: scored_at as a UTC datetime, and the older keys in milliseconds."""
     moment = datetime.datetime.fromisoformat(entry["scored_at"])
     moment = moment.replace(tzinfo=moment.tzinfo or datetime.UTC).astimezone(datetime.UTC)
     milliseconds = int(moment.timestamp() * 1000)
@@ -126,7 +126,7 @@ def _score_log_entry(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def teardown(request: Request) -> None:
-    """Call teardown(task), or teardown() as older families define it, if the family has it."""
+    """Calls teardown(task), or teardown() as older families define it, if the family has it."""
     family = load_family(request.family)
     function = getattr(family, "teardown", None)
     if function is None:
@@ -138,7 +138,7 @@ def teardown(request: Request) -> None:
 
 
 def setup(request: Request) -> dict[str, Any]:
-    """Read the setup data of all tasks in new processes: with the required variables, and again, to compare the two.
+    """Reads the setup data of all tasks in new processes: with the required variables, and again, to compare the two.
 
     The class says which variables it requires. Those that the user gave are set before get_tasks is called. All of them
     are set if the family cannot be read otherwise.
@@ -165,7 +165,7 @@ def setup(request: Request) -> dict[str, Any]:
 
 
 def _read_afresh(request: Request, variables: dict[str, str], given: dict[str, str]) -> dict[str, Any]:
-    """Read the setup data in a new interpreter, and return the result of read_setup, with its "fingerprints"."""
+    """Reads the setup data in a new interpreter, and returns the result of read_setup, with its "fingerprints"."""
     path = request.result.with_name(request.result.name + ".setup")
     files = (path, _fingerprints_path(path))
     unset = [name for name in given if name not in variables]
@@ -193,7 +193,7 @@ def _fingerprints_path(result: Path) -> Path:
 
 
 def read_setup(request: Request) -> dict[str, Any]:
-    """Import the family and read the setup data of every task. Write the tasks' fingerprints to a file of their own.
+    """Imports the family and reads the setup data of every task. Writes the tasks' fingerprints to a file of their own.
 
     They are not in the result, which would be too large in the end.
 
@@ -242,7 +242,7 @@ def read_setup(request: Request) -> dict[str, Any]:
 
 
 def _required(family: Any) -> list[str]:
-    """Return the names in the class's list of required variables, as far as it is one."""
+    """Returns the names in the class's list of required variables, as far as it is one."""
     names = getattr(family, "required_environment_variables", None)
     return sorted({name for name in names if isinstance(name, str)}) if isinstance(names, COLLECTIONS) else []
 
@@ -262,7 +262,7 @@ def _task_setup(family: Any, name: object, task: Any) -> dict[str, Any]:
 
 
 def _fingerprints(tasks: dict[Any, Any], setups: dict[Any, dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return hashes of each task, by its name's hash: one of the whole task, and those of its fields if they are few.
+    """Returns hashes of each task, by its name's hash: one of the whole task, and those of its fields if they are few.
 
     Only hashes: the values may be large, or secret.
     """
@@ -288,7 +288,7 @@ def _fingerprint(value: object) -> str:
 
 
 def _compare(first: dict[str, Any], fingerprints: dict[str, Any], second: dict[str, Any]) -> None:
-    """Add warnings to setup data that was read: of each task that was another one when it was read again.
+    """Adds warnings to setup data that was read: of each task that was another one when it was read again.
 
     They never make the setup data larger than a result may be.
 
@@ -320,7 +320,7 @@ def _compare(first: dict[str, Any], fingerprints: dict[str, Any], second: dict[s
 
 
 def _different(before: list[Any] | None, after: list[Any] | None) -> str:
-    """Return in words what differs; "" if nothing does, or if the two cannot be compared."""
+    """Returns in words what differs; "" if nothing does, or if the two cannot be compared."""
     if before is None or after is None:
         return ""
     (whole, fields), (whole_after, fields_after) = before, after

@@ -39,7 +39,7 @@ CLEARING_SECONDS = 20.0
 
 
 def run(request: Request, *, program: str) -> None:
-    """Run one operation: pass its output on, and leave its result in the request's result file.
+    """Runs one operation: passes its output on, and leaves its result in the request's result file.
 
     Args:
         request: the request.
@@ -93,7 +93,7 @@ def _run_in(request: Request, program: str, directory: Path) -> None:
 def _start(
     request: Request, command: list[str], environment: dict[str, str], stdout: BinaryIO, stderr: BinaryIO
 ) -> subprocess.Popen[bytes]:
-    """Start the child as a program, in its own session. The request stays in memory: never on disk or in arguments.
+    """Starts the child as a program, in its own session. The request stays in memory: never on disk or in arguments.
 
     Only primary machines do this: Popen's umask needs Python 3.9.
     """
@@ -114,7 +114,7 @@ def _start(
 
 
 def _wait(child: _Fork | subprocess.Popen[bytes], streams: list[_Stream], timeout_seconds: float | None) -> int | None:
-    """Pass output on until the child has ended, even if processes that it started still run.
+    """Passes output on until the child has ended, even if processes that it started still run.
 
     Returns:
         Its exit code, or None if the time ran out and its process group was killed.
@@ -144,11 +144,11 @@ class _Stream:
     offset: int = field(default=0, init=False)
 
     def pass_on(self) -> None:
-        """Pass on new output, up to half of the allowed bytes."""
+        """Passes on new output, up to half of the allowed bytes."""
         self._copy(min(self._unread(), self.limit_bytes // 2 - self.passed))
 
     def finish(self) -> None:
-        """Pass on the rest, with its middle cut out if it is too long. Later output is ignored."""
+        """Passes on the rest, with its middle cut out if it is too long. Later output is ignored."""
         self.pass_on()
         rest, room = self._unread(), self.limit_bytes - self.passed
         if rest > room:
@@ -196,7 +196,7 @@ class _Fork:
             os.close(directory)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return its exit code, -n if signal n ended it, or raise subprocess.TimeoutExpired, as Popen does."""
+        """Returns its exit code, -n if signal n ended it, or raises subprocess.TimeoutExpired, as Popen does."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             pid, status = os.waitpid(self.pid, 0 if deadline is None else os.WNOHANG)
@@ -233,7 +233,7 @@ def _run_child(
 
 
 def _clear(request: Request, *, in_time: bool) -> None:
-    """End or move the processes that an operation has left. Does nothing where calls have no cgroups."""
+    """Ends or moves the processes that an operation has left. Does nothing where calls have no cgroups."""
     call = own_cgroup()
     if call is None:
         return
@@ -248,7 +248,7 @@ def _clear(request: Request, *, in_time: bool) -> None:
 
 
 def own_cgroup() -> str | None:
-    """Return the path of this process's cgroup; None if it is not that of a call."""
+    """Returns the path of this process's cgroup; None if it is not that of a call."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             if line.startswith("0::" + CALL):
@@ -257,7 +257,7 @@ def own_cgroup() -> str | None:
 
 
 def is_agents(pid: int, agent: int) -> bool:
-    """Return whether a process has the agent's rights, or is in a user namespace, where it may have other ids.
+    """Returns whether a process has the agent's rights, or is in a user namespace, where it may have other ids.
 
     Raises:
         OSError: it has ended.
@@ -269,7 +269,7 @@ def is_agents(pid: int, agent: int) -> bool:
 
 
 def _repeat(call: str, concerns: Callable[[int], bool], act: Callable[[int], object]) -> None:
-    """Apply `act` to every other matching process in the cgroup until none is left or 20 s have passed."""
+    """Applies `act` to every other matching process in the cgroup until none is left or 20 s have passed."""
     if not _concerned(call, concerns):
         return
     deadline = time.monotonic() + CLEARING_SECONDS
@@ -286,7 +286,7 @@ def _repeat(call: str, concerns: Callable[[int], bool], act: Callable[[int], obj
 
 
 def _concerned(call: str, concerns: Callable[[int], bool]) -> list[int]:
-    """Return the matching processes, and those that ended just now: they may have started others."""
+    """Returns the matching processes, and those that ended just now: they may have started others."""
     left = []
     for pid in map(int, cgroup.read(call + "/cgroup.procs").split()):
         try:

@@ -57,7 +57,7 @@ class Request:
     options: dict[str, Any]
 
     def option(self, name: str, kind: type[T]) -> T:
-        """Return the value of one of the operation's own keys.
+        """Returns the value of one of the operation's own keys.
 
         Raises:
             BadRequestError: the key is missing or its value has another type.
@@ -73,7 +73,7 @@ class Request:
         return self.root / "root"
 
     def user(self, name: str) -> User:
-        """Look up a user.
+        """Looks up a user.
 
         Raises:
             LookupError: the machine has no such user.
@@ -84,7 +84,7 @@ class Request:
         raise LookupError(f"there is no user {name!r} in this machine")
 
     def group(self, name: str) -> int:
-        """Look up a group's id.
+        """Looks up a group's id.
 
         Raises:
             LookupError: the machine has no such group.
@@ -95,7 +95,7 @@ class Request:
         raise LookupError(f"there is no group {name!r} in this machine")
 
     def groups_of(self, user: User) -> list[int]:
-        """Return the ids of all groups that the user is in."""
+        """Returns the ids of all groups that the user is in."""
         return [user.gid, *(int(fields[2]) for fields in self._lines("group", 4) if user.name in fields[3].split(","))]
 
     def _lines(self, file: str, fields: int) -> list[list[str]]:
@@ -103,7 +103,7 @@ class Request:
         return [line.split(":") for line in text.splitlines() if line.count(":") == fields - 1]
 
     def login_of(self, user: User, path: str) -> dict[str, str]:
-        """Return the environment of a user's operation: that of a login with this PATH, and the request's variables."""
+        """Returns the environment of a user's operation: a login's with this PATH, and the request's variables."""
         login = login_environment(str(self.root / "etc"), user.name, user.home, user.shell, path)
         return {**login, **self.environment}
 
@@ -123,7 +123,7 @@ DEFAULTS: dict[str, Any] = {"family": "", "task": None, "environment": {}, "time
 
 
 def parse_request(data: bytes) -> Request:
-    """Parse and check a request.
+    """Parses and checks a request.
 
     Args:
         data: one JSON object.
@@ -164,19 +164,19 @@ def _variables(variables: dict[str, Any]) -> dict[str, str]:
 
 
 def as_json(request: Request) -> bytes:
-    """Return the request as the JSON that `parse_request` reads."""
+    """Returns the request as the JSON that `parse_request` reads."""
     keys = asdict(request)
     options = keys.pop("options")
     return json.dumps({**options, **keys, "root": str(request.root), "result": str(request.result)}).encode("ascii")
 
 
 def python_command() -> list[str]:
-    """Return the command line that starts this interpreter again with the same options."""
+    """Returns the command line that starts this interpreter again with the same options."""
     return [sys.executable, *OPTIONS]
 
 
 def family_python(path: str) -> list[str]:
-    """Return the command line that starts the family's Python, with this one's option not to write compiled files.
+    """Returns the command line that starts the family's Python, with this one's option not to write compiled files.
 
     Args:
         path: the PATH of the family's code.

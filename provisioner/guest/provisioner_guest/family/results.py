@@ -44,7 +44,7 @@ class OperationError(Exception):
 
 
 def result_of(work: Callable[[], Any]) -> dict[str, Any]:
-    """Run an operation and return its result, whatever it raises.
+    """Runs an operation and returns its result, whatever it raises.
 
     Args:
         work: returns the operation's value.
@@ -64,7 +64,7 @@ def result_of(work: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _exit_result(code: object) -> dict[str, Any]:
-    """Interpret sys.exit's argument as Python does: None is 0, a number is itself, anything else is printed and 1."""
+    """Interprets sys.exit's argument as Python does: None is 0, a number is itself, anything else is printed and 1."""
     if code is None or isinstance(code, int):
         number = int(code or 0)
         return OperationError("exit", f"the task's code called sys.exit({number})", exit_code=number).result
@@ -83,7 +83,7 @@ def _exception_result(error: BaseException) -> dict[str, Any]:
 
 
 def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """Leave out the first frames, up to the family's: our programs', and those of the import of its module.
+    """Leaves out the first frames, up to the family's: our programs', and those of the import of its module.
 
     All of them stay if the exception comes from our programs.
     """
@@ -106,7 +106,7 @@ def _text(value: object) -> str:
 
 
 def prepare(path: Path) -> None:
-    """Prepare for a result: check that only root can enter its directory, and remove an earlier result.
+    """Prepares for a result: checks that only root can enter its directory, and removes an earlier result.
 
     Raises:
         BadRequestError: another user owns the directory or can enter it.
@@ -119,13 +119,13 @@ def prepare(path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a result, complete or partly written."""
+    """Removes a result, complete or partly written."""
     path.unlink(missing_ok=True)
     _unfinished(path).unlink(missing_ok=True)
 
 
 def is_written(path: Path) -> bool:
-    """Return whether there is a complete result."""
+    """Returns whether there is a complete result."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except FileNotFoundError:
@@ -133,7 +133,7 @@ def is_written(path: Path) -> bool:
 
 
 def read(path: Path) -> Any:
-    """Return what `write` wrote in another process; None if it is not there, too large or not JSON.
+    """Returns what `write` wrote in another process; None if it is not there, too large or not JSON.
 
     The task's code can write to that path, too.
     """
@@ -147,7 +147,7 @@ def read(path: Path) -> Any:
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
-    """Write a result atomically. Replace one that is too large by an error."""
+    """Writes a result atomically. Replaces one that is too large by an error."""
     data = json.dumps(result).encode("ascii")
     if len(data) > MAX_BYTES:
         data = json.dumps(OperationError("too_large", str(TooLargeError())).result).encode("ascii")
@@ -163,7 +163,7 @@ def _unfinished(path: Path) -> Path:
 
 
 def ended(exit_code: int) -> dict[str, Any]:
-    """Return the result for a process that ended without writing one.
+    """Returns the result for a process that ended without writing one.
 
     Args:
         exit_code: as subprocess gives it; negative for a signal.
@@ -180,7 +180,7 @@ class TooLargeError(Exception):
 
 
 def plain(value: object) -> Any:
-    """Convert a value to None, bool, int, float, str, list or dict with string keys.
+    """Converts a value to None, bool, int, float, str, list or dict with string keys.
 
     NumPy and pandas objects become lists and numbers, a DataFrame a list of rows; NaN and infinities stay.
     Any other value becomes its repr.
@@ -192,7 +192,7 @@ def plain(value: object) -> Any:
 
 
 def fingerprint(value: object) -> str:
-    """Return a hash that two equal values have in two processes, where sets have another order and objects move."""
+    """Returns a hash that two equal values have in two processes, where sets have another order and objects move."""
     import hashlib  # only here: each import costs the other operations time
 
     text = json.dumps(_ComparableEncoder().encode(value, 0))
@@ -231,7 +231,7 @@ class _Encoder:
         return {self._key(key): self.encode(item, depth + 1) for key, item in value.items()}
 
     def _converted(self, value: object, depth: int) -> Any:
-        """Ask the object for a simpler form of itself, which NumPy, pandas, Decimal and similar types provide."""
+        """Asks the object for a simpler form of itself, which NumPy, pandas, Decimal and similar types provide."""
         for method, arguments in (("tolist", ()), ("item", ()), ("to_dict", ("records",)), ("__float__", ())):
             convert = getattr(value, method, None)
             if convert is None:
@@ -309,7 +309,7 @@ def _sorted(encoded: list[Any]) -> list[Any]:
 
 
 def _fields(value: object) -> dict[str, Any]:
-    """Return an object's fields: those of its __dict__ and of its classes' __slots__."""
+    """Returns an object's fields: those of its __dict__ and of its classes' __slots__."""
     fields = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
