@@ -53,6 +53,9 @@ HEADER_BYTES = 8
 CAPACITY_BYTES = 8 << 20
 # The most that is written or read at once.
 CHUNK_BYTES = 64 << 10
+# As many chunks as a pipe can hold (pipe(7), pipe-max-size). Later ones are from a process outside of the agent's
+# cgroup, which may never end.
+LAST_CHUNKS = 16
 
 
 class Ring:
@@ -161,7 +164,8 @@ def supervise(request: Request, rings: dict[str, Ring]) -> dict[str, int | bool 
     """Runs the command to its end or its time limit, keeps its output, and ends what it left.
 
     Returns:
-        exit_code (None without one, -1 if a signal ended it) and timed_out.
+        timed_out; and exit_code: None if the time ran out, -1 if a signal ended the command, 125 if it could not be
+        started, which its stderr then explains.
     """
     pipes = {name: os.pipe() for name in rings}
     child = os.fork()
@@ -180,8 +184,7 @@ def supervise(request: Request, rings: dict[str, Ring]) -> dict[str, int | bool 
     cgroup(["kill", request["id"]])
     _, status = os.waitpid(child, 0)
     for reader, ring in readers.items():
-        # What the pipe still holds; more than its capacity is another process's.
-        for _ in range(16):
+        for _ in range(LAST_CHUNKS):
             if not copy_chunk(reader, ring):
                 break
     code = None if timed_out else max(os.waitstatus_to_exitcode(status), -1)

@@ -7,6 +7,7 @@ controller's side.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -50,7 +51,7 @@ class BadFrameError(Exception):
 
 
 class ControllerGoneError(Exception):
-    """The channel to the controller was closed."""
+    """The channel to the controller was closed, or brought no request in time."""
 
 
 def frame(kind: bytes, payload: bytes = b"") -> bytes:
@@ -97,7 +98,12 @@ class Call:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Carries out the call, from its request to its end, or until the time is over or the controller goes."""
+        """Carries out the call, from its request to the frame that says how it ended, or why it could not start.
+
+        If the command ends by itself, its processes in the background stay. All processes of the call are ended if the
+        time is over, or if the system lacks something; also, and without a frame, if the controller goes or breaks the
+        protocol.
+        """
         cgroup = None
         try:
             request = self._request()
@@ -110,9 +116,9 @@ class Call:
                 self._out += self._carry_out(request, cgroup, container)
             except StartError as error:
                 self._out += ended(**error.report)
-            except OSError as error:  # no memory or process left
+            except OSError as error:  # no cgroup can be made, or no memory, process or descriptor is left
                 self._end_all(cgroup)
-                self._out += ended(**StartError("process", error.errno or 5, str(error)).report)
+                self._out += ended(**StartError("process", error.errno or errno.EIO, str(error)).report)
             self._flush()
         except (ControllerGoneError, BadFrameError):
             self._end_all(cgroup)
@@ -128,17 +134,23 @@ class Call:
             cgroup.end()
 
     def _request(self) -> Request:
+        """Waits for the first frame, and returns the request in it.
+
+        Raises:
+            ControllerGoneError: the controller closed the channel, or sent no whole frame within REQUEST_SECONDS.
+            BadFrameError: it sent something else.
+        """
         deadline = time.monotonic() + REQUEST_SECONDS
         while True:
-            found = self._next_frame()
-            if found:
+            first = self._next_frame()
+            if first:
                 break
-            left = deadline - time.monotonic()
-            if left <= 0:
+            seconds_left = deadline - time.monotonic()
+            if seconds_left <= 0:
                 raise ControllerGoneError
-            self._poll({self._reader: select.POLLIN}, left)
+            self._poll({self._reader: select.POLLIN}, seconds_left)
             self._receive()
-        kind, payload = found
+        kind, payload = first
         if kind != REQUEST:
             raise BadFrameError("the first frame is no request")
         return parse_request(payload)
@@ -197,7 +209,17 @@ class Call:
         return wanted
 
     def _poll(self, wanted: dict[int, int], seconds: float | None) -> dict[int, int]:
-        """Waits for events, for a moment at most if there is a sign of life to give. Returns them by descriptor."""
+        """Waits for events, half of ALIVE_SECONDS at most. Returns them by descriptor: none if none came in time.
+
+        Adds a sign of life to the output if the last one is ALIVE_SECONDS old and no output waits to be sent.
+
+        Args:
+            wanted: the events to wait for, by descriptor.
+            seconds: the most to wait, if that is less.
+
+        Raises:
+            ControllerGoneError: the controller has closed the channel; if its input is wanted, all of it was read.
+        """
         poll = select.poll()
         for descriptor, events in wanted.items():
             poll.register(descriptor, events)
