@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import re
@@ -11,7 +10,6 @@ import socketserver
 import subprocess
 import sys
 import threading
-import time
 import urllib.parse
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -32,7 +30,7 @@ from provisioner.inspect.configuration import Configuration, Machine, configurat
 from provisioner.inspect.failures import LossError, NotUpError
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox, ServiceSandbox
-from provisioner.inspect.services import MEMORY_PROGRAM, Container, Watch, on_console, start, wait_until_ready
+from provisioner.inspect.services import Container, on_console, start, wait_until_ready
 from provisioner.ssh.calls import Calls
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import Completed, StreamSize
@@ -53,16 +51,11 @@ class _Machine:
         self.options: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}
         self.environment = SimpleNamespace(id="eval-1")
-        self.memory = Watch()
         self.notes: deque[str] = deque()
         self.configuration = SimpleNamespace(on_restart="note")
         self._losses: dict[Role, LossError] = {}
 
     on = SampleMachines.on
-
-    def look_for_shortage(self, role: Role, _: object) -> None:
-        with contextlib.suppress(ValueError):
-            self.notes += self.memory.look(role, cast(Calls, self), 2)
 
     def _connection(self, _: Role) -> Self:
         return self
@@ -268,8 +261,6 @@ def _restarted() -> _Machine:
     def answer(argv: list[str]) -> Completed:
         if argv[0] == "engine":
             return _says(0, _state(pid=PID + 1, restarts=2))
-        if argv == ["memory"]:
-            return _says(0, "[]")
         is_known = made.options[-1]["container"] == (ID, PID + 1)
         return _says(0, "out") if is_known else Completed(127, b"", b"", errno.ESTALE)
 
@@ -325,50 +316,6 @@ async def test_published_ports_are_a_connections(said: object, ports: list[Any] 
         for place in port.mappings
     ]
     assert found == (ports or [])
-
-
-@pytest.mark.parametrize("is_late", [False, True], ids=["killed", "late"])
-async def test_a_command_that_ends_out_of_memory_is_noted(monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
-    notes = _notes(monkeypatch)
-    kill = f"6,3,1,-;oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/docker-{'ab' * 32}.scope,task=java,pid=8,uid=0"
-
-    def answer(argv: list[str]) -> Completed:
-        if argv == ["memory"]:
-            return _says(0, json.dumps([[kill], "", {}]))
-        if is_late:
-            raise CommandTimeoutError("x did not end within 1 s.")
-        return _says(137, "Killed")
-
-    late = pytest.raises(
-        TimeoutError, match=r"after 1 seconds\. x did not end within 1 s\. The kernel ended java \(process 8\)"
-    )
-    with late if is_late else contextlib.nullcontext():
-        await _sandbox(_Machine(answer)).exec(["x"], timeout=1)
-    [note] = notes
-    assert (
-        "ended java (process 8) in a service, out of memory: the machine's 2 GiB are full; raise `memory_gb`"
-        in note["note"]
-    )
-
-
-async def test_a_container_that_ended_out_of_memory_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    _notes(monkeypatch)
-    kill = f"6,3,1,-;oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/docker-{'ab' * 32}.scope,task=java,pid=8,uid=0"
-
-    def answer(argv: list[str]) -> Completed:
-        if argv == ["memory"]:
-            return _says(0, json.dumps([[kill], "", {}]))
-        gone = _state(status="exited", exit_code=137, pid=0)
-        return _says(0, gone) if argv[0] == "engine" else Completed(127, b"", b"gone", errno.ESRCH)
-
-    sandbox = _sandbox(_Machine(answer))
-    sandbox.machines.memory.services = {"ab" * 32: "web"}
-    for _ in range(2):
-        with pytest.raises(SandboxUnavailableError, match=r"web does not run: .*; raise `memory_gb`") as raised:
-            await sandbox.exec(["x"])
-        assert str(raised.value).count("ended java (process 8) in the service web, out of memory") == 1
-        # Much later, it is still why.
-        monkeypatch.setattr("provisioner.inspect.sample.BEFORE_LOSS_SECONDS", -600.0)
 
 
 async def test_an_engine_that_says_nothing_makes_a_service_unavailable() -> None:
@@ -467,93 +414,6 @@ CALM = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.
 FULL = CALM.replace("full avg10=0.00 avg60=0.00", "full avg10=80.00 avg60=61.50")
 
 
-def _watch() -> Watch:
-    watch = Watch()
-    watch.services = {HEX: "web"}
-    return watch
-
-
-def _told(said: Any, watch: Watch | None = None, role: Role = "primary") -> list[str]:
-    stdout = json.dumps(said).encode()
-    connection = SimpleNamespace(run=lambda *_, **__: Completed(0, stdout, b""))
-    return (watch or _watch()).look(role, cast(Calls, connection), 2)
-
-
-@pytest.mark.parametrize(
-    ("kills", "pressure", "says"),
-    [
-        (
-            [MACHINE.format(number=3)],
-            CALM,
-            "The kernel ended java (process 812) in the service web, out of memory: the machine's 2 GiB are full; "
-            "raise `memory_gb` of its machine (in a compose file: `x-provisioner`, `machines`).",
-        ),
-        ([LIMIT], CALM, "(process 5) in the service web, out of memory: it has reached the container's own limit; "),
-        (
-            [LIMIT.replace(f"oom_memcg=/system.slice/docker-{HEX}.scope", "oom_memcg=/containers.slice")],
-            CALM,
-            "in the service web, out of memory: the machine's 2 GiB are full; raise `memory_gb`",
-        ),
-        ([], FULL, "The machine's 2 GiB of memory are full: for 62 % of the last minute"),
-    ],
-    ids=["machine", "container", "all containers", "pressure"],
-)
-def test_what_is_short_is_told_with_the_setting_to_raise(kills: list[str], pressure: str, says: str) -> None:
-    watch = _watch()
-    [told] = _told([kills, pressure, {HEX: 3, "cd" * 32: 5}], watch)
-    assert says in told
-    assert told.isprintable()
-    assert watch.restarts == {"web": 3}
-
-
-def test_each_end_is_told_once() -> None:
-    watch = _watch()
-    assert len(_told([[MACHINE.format(number=3)], CALM, {}], watch)) == 1
-    assert len(_told([[MACHINE.format(number=number) for number in (3, 4)], CALM, {}], watch)) == 1
-
-
-def test_another_machines_kernel_has_lines_of_its_own() -> None:
-    watch, said = _watch(), [[MACHINE.format(number=3)], CALM, {}]
-    assert [len(_told(said, watch, role)) for role in ("primary", "aux", "aux")] == [1, 1, 0]
-    assert len(watch.sentences) == 2
-
-
-def test_a_time_has_what_was_told_of_one_machine_since() -> None:
-    watch = _watch()
-    [early] = _told([[MACHINE.format(number=3)], CALM, {}], watch)
-    begin = time.monotonic()
-    [late] = _told([[MACHINE.format(number=4).replace("java", "tail")], CALM, {}], watch)
-    _told([[MACHINE.format(number=3)], CALM, {}], watch, "aux")
-    assert watch.since("primary", begin) == [late]
-    assert watch.since("primary", 0) == [early, late]
-
-
-def test_a_machine_that_invents_lines_takes_no_more_memory() -> None:
-    watch = _watch()
-    for look in range(100):
-        assert len(_told([[MACHINE.format(number=f"{look}{number}") for number in range(9)], CALM, {}], watch)) == 5
-    assert len(watch.sentences) == 100
-    assert sum(map(len, watch._lines.values())) == 100
-    assert _told([[MACHINE.format(number="1" * 5000)], CALM, {}], watch) == []
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        [],
-        {},
-        [[1, "x"], CALM, {}],
-        [["no kill"], "x", {HEX: "1"}],
-        "x",
-        [[], CALM, {HEX: -1}],
-        [[], CALM, {HEX: 10**9}],
-    ],
-)
-def test_false_words_of_a_machine_tell_nothing(said: Any) -> None:
-    watch = _watch()
-    assert (_told(said, watch), watch.restarts) == ([], {})
-
-
 def test_a_console_says_what_the_kernel_ended_last() -> None:
     lines = [f"[   {number}.0] Out of memory: Killed process {number} (ja\x1bva) total-vm:9kB" for number in (7, 812)]
     told = on_console("\n".join(["[    1.0] booted", *lines, "[  820.0] login:"]))
@@ -561,34 +421,6 @@ def test_a_console_says_what_the_kernel_ended_last() -> None:
     assert "memory_gb" in told
     assert told.isprintable()
     assert on_console("[    1.0] booted") == ""
-
-
-def test_the_program_says_what_this_kernel_says() -> None:
-    done = subprocess.run([sys.executable, "-I", "-c", MEMORY_PROGRAM], capture_output=True, check=False)
-    if done.returncode == 0:  # only root may read the kernel's words
-        kills, pressure, restarts = json.loads(done.stdout)
-        assert isinstance(kills, list)
-        assert "full avg10" in pressure
-        assert isinstance(restarts, dict)
-    else:
-        assert b"Permission" in done.stderr or b"kmsg" in done.stderr
-
-
-def test_the_program_passes_over_files_of_containers_that_go_or_change(tmp_path: Path) -> None:
-    (tmp_path / "kmsg").write_text(MACHINE.format(number=3))
-    (tmp_path / "pressure").write_text(CALM)
-    files = {"cut": '{"RestartCount": ', "new": "{}", HEX: '{"RestartCount": 2}'}
-    for name in ("gone", *files):
-        config = tmp_path / "containers" / name / "config.v2.json"
-        config.parent.mkdir(parents=True)
-        config.write_text(files[name]) if name in files else config.symlink_to("removed")
-    program = MEMORY_PROGRAM
-    for path, instead in (
-        ("/dev/kmsg", "kmsg"), ("/var/lib/docker/containers", "containers"), ("/proc/pressure/memory", "pressure")
-    ):  # fmt: skip
-        program = program.replace(path, str(tmp_path / instead))
-    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=True)
-    assert json.loads(done.stdout) == [[MACHINE.format(number=3)], CALM, {HEX: 2}]
 
 
 @dataclass
