@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -281,22 +280,15 @@ class SampleMachines:
             self._environment = lifecycle.bring_up(self.session, self._family, self._task, self._allowed(), create)
 
     def wait_until_ready(self) -> None:
-        """Waits until `ready` of each machine succeeds and its services stay up, and notes what ended again and again.
+        """Waits until `ready` of each machine succeeds.
 
         Raises:
             NotUpError: a machine does not become ready.
         """
-
-        def pause() -> None:
-            self.session.check()
-            time.sleep(services.PAUSE_SECONDS)
-
         for role, machine in self.configuration.by_role.items():
-            if machine.ready or machine.services:
+            if machine.ready:
                 with self.more_phases() as phases, phases.phase("ready"):
-                    notes = self.on(role, partial(services.wait_until_ready, machine, pause=pause))
-                for note in notes:
-                    self.session.progress.note(note)
+                    self.on(role, partial(services.wait_until_ready, machine))
 
     def start_containers(self) -> list[services.Container]:
         """Starts the services of a compose file, which a copy has already, and returns their containers.

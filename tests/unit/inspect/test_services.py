@@ -425,109 +425,48 @@ def test_a_console_says_what_the_kernel_ended_last() -> None:
 
 @dataclass
 class Machines:
-    """Answers as a machine whose services end, one state after the other; the last stays.
+    """Answers as a machine whose services have said something.
 
     Args:
-        states: how often each service has ended, and how.
-        journal: of each.
         is_ready: whether `ready` succeeds in time.
     """
 
-    states: list[dict[str, tuple[int, str]]]
-    journal: bytes = b"Traceback\nModuleNotFoundError: flask\n"
     is_ready: bool = True
-    seconds: float = 0.0
+    journal: bytes = b"web: ModuleNotFoundError: flask\n"
     asked: list[list[str]] = field(default_factory=list)
 
     def run(self, argv: list[str], **_: Any) -> Completed:
         """Runs a program."""
         self.asked.append(argv)
-        if argv[0] == "journalctl":
-            return Completed(0, self.journal, b"")
-        if argv[0] == "bash":
-            if not self.is_ready:
-                raise CommandTimeoutError("late")
-            return Completed(0, b"", b"")
-        states = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        blocks = [f"Id={name}.service\nNRestarts={ends}\nResult={result}\n" for name, (ends, result) in states.items()]
-        return Completed(0, "\n".join(blocks).encode(), b"")
-
-    def pause(self) -> None:
-        """Waits a moment."""
-        self.seconds += 1
+        if argv[0] == "bash" and not self.is_ready:
+            raise CommandTimeoutError("late")
+        return Completed(0, self.journal if argv[0] == "journalctl" else b"", b"")
 
 
-BOX = Machine(name="box", services=(("web", "python3 app.py"),))
-
-
-@pytest.fixture
-def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine, Machines], list[str]]:
-    """Waits for a machine, by a clock of its own."""
-
-    def waited(machine: Machine, machines: Machines) -> list[str]:
-        monkeypatch.setattr("provisioner.inspect.services.time.monotonic", lambda: machines.seconds)
-        return wait_until_ready(machine, cast(Calls, machines), machines.pause)
-
-    return waited
-
-
-Wait = Callable[[Machine, Machines], list[str]]
-
-
-def test_services_that_stay_up_are_not_waited_for(wait: Wait) -> None:
-    machines = Machines([{"web": (0, "success")}])
-    assert wait(BOX, machines) == []
-    assert (machines.seconds, len(machines.asked)) == (0, 1)
-    assert wait(Machine(), machines) == []
-    assert len(machines.asked) == 1
-
-
-def test_a_service_that_never_stays_up_is_an_error_with_its_last_words(wait: Wait) -> None:
-    machines = Machines([{"web": (number, "exit-code")} for number in range(1, 200)])
-    with pytest.raises(NotUpError, match="web of machine box has ended 61 times, and does not stay up") as caught:
-        wait(BOX, machines)
-    assert caught.value.details == "Traceback\nModuleNotFoundError: flask"
-
-
-def test_a_service_that_has_ended_three_times_and_stays_up_is_told(wait: Wait) -> None:
-    machines = Machines([{"web": (number, "exit-code")} for number in (1, 2, 3)])
-    [note] = wait(BOX, machines)
-    assert note.startswith("The service web of machine box has ended 3 times. It said last:\nTraceback\n")
-    assert machines.seconds == 12
-
-
-def test_a_service_that_runs_again_and_again_by_design_is_told(wait: Wait) -> None:
-    machines = Machines([{"web": (number, "success")} for number in range(1, 200)])
-    [note] = wait(BOX, machines)
-    assert "has ended 61 times" in note
+BOX = Machine(name="box", services=(("web", "python3 app.py"), ("db", "sleep 9d")), ready=80)
 
 
 @pytest.mark.parametrize(("ready", "text"), [(8000, "exec 3<>/dev/tcp/127.0.0.1/8000"), ("test -e /x", "test -e /x")])
-def test_the_sample_waits_for_what_the_configuration_says(wait: Wait, ready: int | str, text: str) -> None:
-    machines = Machines([{"web": (4, "exit-code")}])
-    [note] = wait(BOX.model_copy(update={"ready": ready}), machines)
-    assert machines.asked[0][-1] == text
-    assert "has ended 4 times" in note
-    assert machines.seconds == 0
+def test_the_sample_waits_for_what_the_configuration_says(ready: int | str, text: str) -> None:
+    machines = Machines()
+    wait_until_ready(BOX.model_copy(update={"ready": ready}), cast(Calls, machines))
+    assert [argv[-1] for argv in machines.asked] == [text]
 
 
-def test_a_machine_that_does_not_become_ready_is_an_error_with_its_services_last_words(wait: Wait) -> None:
-    machines = Machines([{"web": (1, "exit-code"), "db": (0, "success")}], is_ready=False)
-    machine = BOX.model_copy(update={"ready": 80, "services": (*BOX.services, ("db", "sleep 9d"))})
+def test_a_machine_that_does_not_become_ready_is_an_error_with_its_services_last_words() -> None:
+    machines = Machines(is_ready=False)
     with pytest.raises(NotUpError, match="box is not ready: nothing listens at port 80 after 300 s") as caught:
-        wait(machine, machines)
-    assert "The service web of machine box has ended 1 times:\nTraceback" in str(caught.value.details)
-    assert "db" not in str(caught.value.details)
+        wait_until_ready(BOX, cast(Calls, machines))
+    assert caught.value.details == "web: ModuleNotFoundError: flask"
+    assert machines.asked[-1][-2:] == ["--unit=web.service", "--unit=db.service"]
 
 
-def test_what_a_machine_says_is_bounded_and_printable(wait: Wait) -> None:
-    machines = Machines([{"web": (9, "exit-code")}], journal=b"\x1b]0;title\x07 words\n" * 4000)
-    [note] = wait(BOX.model_copy(update={"ready": "true"}), machines)
-    assert len(note) < 2200
-    assert "\x1b" not in note
-    for garbage in ("Id=web.service\nNRestarts=" + "9" * 5000, "Id=other.service\nNRestarts=7", "\n\n\n=\n\n", "\0"):
-        machines.run = lambda argv, said=garbage, **_: Completed(0, said.encode(), b"")  # type: ignore[method-assign]
-        assert wait(BOX, machines) == []
+def test_what_a_machine_says_is_bounded_and_printable() -> None:
+    machines = Machines(is_ready=False, journal=b"\x1b]0;title\x07 words\n" * 4000)
+    with pytest.raises(NotUpError) as caught:
+        wait_until_ready(BOX, cast(Calls, machines))
+    assert len(str(caught.value.details)) < 2200
+    assert "\x1b" not in str(caught.value.details)
 
 
 def test_the_port_is_a_number_of_a_port() -> None:
