@@ -12,14 +12,10 @@ from pydantic import JsonValue
 from provisioner.base.models import Environment
 from provisioner.costs.prices import MICRO
 from provisioner.inspect.sample import Ending, SampleMachines
-from provisioner.inspect.services import on_console
 from provisioner.recording import isolation
 from provisioner.session import Session
-from provisioner.store.files import read_end
 
 Facts = dict[str, JsonValue]
-# How much of the end of a console is looked at.
-CONSOLE_BYTES = 1 << 20
 
 
 def of_beginning(machines: SampleMachines) -> Facts:
@@ -63,8 +59,9 @@ def of_failure(machines: SampleMachines, what: str, error: str) -> Facts:
 def of_end(machines: SampleMachines, ending: Ending) -> Facts:
     """Returns what is known of machines that are gone."""
     phases: Facts = {phase.name: phase.seconds for phase in ending.phases}
-    memory = _memory(machines.session, ending.environment)
-    return {**_end(machines.session, ending.environment), "phases": phases, "memory": memory}
+    memory = machines.memory
+    seen: Facts = {"memory": [sentence.words for sentence in memory.sentences], "restarts": {**memory.restarts}}
+    return {**_end(machines.session, ending.environment), "phases": phases, **seen}
 
 
 def _machine(environment: Environment, role: str) -> JsonValue:
@@ -83,16 +80,6 @@ def _isolation(session: Session, identity: str) -> JsonValue:
     """Returns the compact form of the last proof; None if there is none."""
     proof = isolation.find(session.environments.logs(identity))
     return proof.compact() if proof else None
-
-
-def _memory(session: Session, identity: str) -> JsonValue:
-    """Returns what the consoles of machines that are gone say of being out of memory, by the names of their logs."""
-    said: dict[str, JsonValue] = {}
-    with contextlib.suppress(OSError):
-        for path in sorted(session.environments.logs(identity).glob("console-*.log")):
-            if words := on_console(read_end(path, CONSOLE_BYTES).decode(errors="replace")):
-                said[path.stem] = words
-    return said
 
 
 def _end(session: Session, identity: str) -> Facts:

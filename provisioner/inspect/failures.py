@@ -56,7 +56,13 @@ class LossError(MachineLostError):
 
 
 class NotUpError(TaskError):
-    """What runs in a sample's machine is not up. The machine is not lost for that."""
+    """What runs in a sample's machine is not up. The machine is not lost for that.
+
+    Attributes:
+        service: which service of a compose file it is; empty if it is none, or several.
+    """
+
+    service = ""
 
 
 def unavailable(loss: LossError, told: str = "") -> SandboxUnavailableError:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -44,7 +45,7 @@ from provisioner.inspect.configuration import Configuration, operators_settings
 from provisioner.inspect.evals import Origin, time_to_live
 from provisioner.inspect.failures import LossError, NotUpError
 from provisioner.inspect.machine_family import TASK, engine_family, family_of_machine, project_of
-from provisioner.inspect.services import on_console
+from provisioner.inspect.services import MEMORY_SECONDS, MOST_SENTENCES, Watch, on_console
 from provisioner.machines.apply_batcher import ApplyBatcher, host_slots
 from provisioner.machines.claims import environment_lock
 from provisioner.machines.connect import connect
@@ -90,8 +91,12 @@ def shared_cloud(home: Home, settings: Settings, where: Where) -> Cloud:
 LABEL_CHARACTERS = 200
 # Families that were checked before their tasks were known, with their env files: hundreds of tasks need not look again.
 CHECKED: set[tuple[Path, str]] = set()
-# That wait for the sample's log.
-MOST_NOTES = 100
+# Of a record, with those of its family.
+MOST_WARNINGS = 50
+# So long a sample's end looks once more at its machines, before they are destroyed.
+LAST_LOOK_SECONDS = 10.0
+# A machine that is out of memory may be lost only some time later.
+BEFORE_LOSS_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -171,6 +176,7 @@ class SampleMachines:
     Attributes:
         snapshot: the frozen environment that the machines are a copy of; empty if they come up anew.
         frozen_as: the name under which the machines were frozen; empty if they were not.
+        memory: what was told of their memory.
         notes: what the sample's log is to be told.
     """
 
@@ -184,8 +190,9 @@ class SampleMachines:
         opened = open_session(configuration, origin)
         self.session = replace(opened, check=self._check, shield=self._shield, keep=self._keep)
         self._family, self._task = family_of(configuration, self.project)
-        self.notes: deque[str] = deque(maxlen=MOST_NOTES)
-        self._lock = threading.Lock()
+        self.memory = Watch()
+        self.notes: deque[str] = deque(maxlen=MOST_SENTENCES)
+        self._lock, self._warnings_lock = threading.Lock(), threading.Lock()
         # A limiter for each machine: a slow machine does not delay calls to the others.
         self._connecting: dict[Role, threading.Lock] = {}
         self._connections: dict[Role, Connection] = {}
@@ -280,15 +287,22 @@ class SampleMachines:
             self._environment = lifecycle.bring_up(self.session, self._family, self._task, self._allowed(), create)
 
     def wait_until_ready(self) -> None:
-        """Waits until `ready` of each machine succeeds.
+        """Waits until `ready` of each machine succeeds and its services stay up, and notes what ended again and again.
 
         Raises:
             NotUpError: a machine does not become ready.
         """
+
+        def pause() -> None:
+            self.session.check()
+            time.sleep(services.PAUSE_SECONDS)
+
         for role, machine in self.configuration.by_role.items():
-            if machine.ready:
+            if machine.ready or machine.services:
                 with self.more_phases() as phases, phases.phase("ready"):
-                    self.on(role, partial(services.wait_until_ready, machine))
+                    notes = self.on(role, partial(services.wait_until_ready, machine, pause=pause))
+                for note in notes:
+                    self.session.progress.note(note)
 
     def start_containers(self) -> list[services.Container]:
         """Starts the services of a compose file, which a copy has already, and returns their containers.
@@ -301,7 +315,9 @@ class SampleMachines:
         allowed = self.environment.allowed_destinations
         fresh = partial(services.start, self.project, allowed=allowed)
         with self.more_phases() as phases, phases.phase("services"):
-            return self.on("primary", partial(services.running, self.project) if self.snapshot else fresh)
+            containers = self.on("primary", partial(services.running, self.project) if self.snapshot else fresh)
+        self.memory.services = {container.identity: container.service for container in containers}
+        return containers
 
     def _refuse_internet(self, *, has_it: bool) -> None:
         """Refuses a family's task that has the internet against the operator's settings, which no package may widen."""
@@ -380,26 +396,60 @@ class SampleMachines:
         Raises:
             LossError: the machine does not answer, breaks the rules of the connection, or was lost in an earlier call.
                 The message says what the cloud says of it.
-            NotUpError, CommandTimeoutError: the work says so, or did not end in time.
+            NotUpError, CommandTimeoutError: the work says so, or did not end in time. As for a loss, the message also
+                says whether the machine is out of memory.
             Interrupted: it was cancelled.
         """
         if loss := self._losses.get(role):
             raise _repeated(loss)
+        begin = time.monotonic()
         try:
-            return work(self._connection(role))
-        except (Interrupted, NotUpError):
+            connection = self._connection(role)
+            try:
+                return work(connection)
+            except (NotUpError, CommandTimeoutError):
+                self.look_for_shortage(role, connection)
+                raise
+        except Interrupted:
             raise
         except ProvisionerError as error:
-            if isinstance(error, CommandTimeoutError) and not isinstance(error, NotStartedError):
+            is_late = isinstance(error, CommandTimeoutError) and not isinstance(error, NotStartedError)
+            service = error.service if isinstance(error, NotUpError) else ""
+            shortage = self.memory.since(role, begin if is_late else begin - BEFORE_LOSS_SECONDS, service)
+            if is_late or isinstance(error, NotUpError):
+                error.message = " ".join([error.message, *shortage])
                 raise
-            found = self._loss(error, role)
+            found = self._loss(error, role, shortage)
             with self._lock:
                 loss = self._losses.setdefault(role, found)
             raise _repeated(loss) from error
 
-    def _loss(self, error: ProvisionerError, role: Role) -> LossError:
-        """Returns what the loss of a machine means for the sample, by what the cloud and the machine's console say."""
-        said, shortage, is_agents_doing = "", "", False
+    def look_for_shortage(self, role: Role, connection: Connection, timeout_seconds: float = MEMORY_SECONDS) -> None:
+        """Looks whether a machine is out of memory, as far as it says so, and notes what is new as warnings, too."""
+        with contextlib.suppress(ProvisionerError, ValueError, OSError):
+            new = self.memory.look(role, connection, self.environment.machines[role].size.memory_gib, timeout_seconds)
+            self.notes += new
+            with self._warnings_lock:
+                if new and len(warned := self.environment.setup.warnings) < MOST_WARNINGS:
+                    setup = self.environment.setup.model_copy(update={"warnings": (*warned, *new)})
+                    self._environment = self.session.environments.update(self.environment, setup=setup)
+
+    def look_last(self) -> None:
+        """Looks for what the end is to tell, in the machines that answer. No failure of it stops the destruction."""
+        end = time.monotonic() + LAST_LOOK_SECONDS
+        for role, connection in list(self._connections.items()):
+            left = end - time.monotonic()
+            if left > 0 and connection.active and role not in self._losses:
+                with contextlib.suppress(Exception):
+                    self.look_for_shortage(role, connection, left)
+
+    def _loss(self, error: ProvisionerError, role: Role, shortage: Sequence[str]) -> LossError:
+        """Returns what the loss of a machine means for the sample, by what the cloud says.
+
+        Args:
+            shortage: sentences on its memory; if there are none, its console may say something.
+        """
+        said, is_agents_doing = "", False
         with contextlib.suppress(ProvisionerError):
             # Machines without a family have no score of ours, which alone tells an agent's doing from an error. No
             # agent brings about what the cloud or this host failed to do, such as to admit this controller.
@@ -412,8 +462,8 @@ class SampleMachines:
             else:
                 confirmed = f"The cloud confirms the loss: {loss.words}."
                 said = confirmed if loss.words else "The cloud says that the machines run."
-            shortage = on_console(self.session.cloud.console(environment, role))
-        words = " ".join(filter(None, (error.message, said, shortage)))
+            shortage = shortage or [on_console(self.session.cloud.console(environment, role))]
+        words = " ".join(filter(None, (error.message, said, *shortage)))
         return LossError(words, is_agents_doing=is_agents_doing)
 
     @property
@@ -454,10 +504,12 @@ class SampleMachines:
             LossError: the machine does not answer now. Later calls may still reach it.
             TaskError: the family's scoring failed.
         """
+        begin = time.monotonic()
         try:
             self._environment, result = lifecycle.intermediate_score(self.session, self.environment)
         except MachineLostError as error:
-            raise self._loss(error, "primary") from error
+            shortage = self.memory.since("primary", begin - BEFORE_LOSS_SECONDS)
+            raise self._loss(error, "primary", shortage) from error
         return result
 
     def leave(self) -> str:

@@ -77,6 +77,8 @@ from provisioner.ssh.connection import HANDSHAKE_SECONDS, Connection
 from provisioner.ssh.exchange import Completed
 
 Result = TypeVar("Result")
+# The exit code of a command that signal 9 ended, as the kernel does when memory is short.
+KILLED = 128 + 9
 
 _log = logging.getLogger("provisioner.inspect")
 
@@ -211,7 +213,10 @@ class ProvisionerSandbox(SandboxEnvironment):
 
     def _run(self, connection: Connection, argv: list[str], **options: Any) -> Completed:
         """Runs a command in the sandbox, as Connection.run does in the machine."""
-        return connection.run(argv, **options)
+        done = connection.run(argv, **options)
+        if done.exit_code == KILLED or done.errno in (errno.ESRCH, errno.ESTALE):  # its container has ended
+            self.machines.look_for_shortage(self._role, connection)
+        return done
 
     def _write(self, connection: Connection, path: str, data: bytes) -> None:
         connection.write_file(path, data, user=self._user)
@@ -385,6 +390,8 @@ class ProvisionerSandbox(SandboxEnvironment):
         """Destroys a sample's machines, however it ended. What cannot be removed is told, and stays recorded."""
         for machines in {sandbox.as_type(ProvisionerSandbox).machines for sandbox in environments.values()}:
             with anyio.CancelScope(shield=True):
+                if not interrupted:
+                    await look(machines.look_last)
                 ending = await _destroy(machines)
                 if ending:
                     await _tell(partial(evidence.of_end, machines, ending))
@@ -445,7 +452,9 @@ class ServiceSandbox(ProvisionerSandbox):
         """Asks the engine whether the container runs, and notes if it was started again."""
         [state] = inspect_containers(connection, self.container.identity)
         if state.status != "running":
-            raise ServicesError(f"The container of the service {self.container.service} does not run: {state}.")
+            error = ServicesError(f"The container of the service {self.container.service} does not run: {state}.")
+            error.service = self.container.service
+            raise error
         if self.container.pid not in (0, state.pid):
             words = (
                 f"The engine has started the container of the service {self.container.service} again (restarts so far: "

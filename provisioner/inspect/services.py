@@ -1,4 +1,4 @@
-"""What runs in a sample's machines: a compose file's containers, and services to be ready.
+"""What runs in a sample's machines: a compose file's containers, services to be ready, and memory that is short.
 
 All goes through the machine's exec server, which starts commands in a container with the rights of `docker exec`.
 Whatever the machine answers is checked: a container may have become the machine's root.
@@ -10,7 +10,10 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -19,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from provisioner.base import strict_json
 from provisioner.base.errors import CommandTimeoutError
-from provisioner.base.models import Destination
+from provisioner.base.models import Destination, Role
 from provisioner.base.printable import beginning, last_lines, printable, printable_lines
 from provisioner.base.validation import lines_of, shown
 from provisioner.inspect.compose import PROJECT
@@ -310,9 +313,151 @@ def _file_call(run: Run, script: str, path: str, more: list[str], stdin: bytes, 
     return done
 
 
+# Runs in the machine. The kernel's lines are records of their own, which no process of a container can write. How often
+# the engine has started a container again stands in the container's file.
+MEMORY_PROGRAM = """
+import glob, json, os
+file, kills, restarts = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK), [], {}
+for _ in range(100000):
+    try:
+        line = os.read(file, 8192).decode("utf-8", "replace").split("\\n")[0]
+    except BlockingIOError:
+        break
+    except OSError:  # it was overwritten meanwhile
+        continue
+    if ";oom-kill:" in line:
+        kills.append(line[:1000])
+for path in glob.glob("/var/lib/docker/containers/*/config.v2.json")[:200]:
+    try:
+        with open(path) as config:
+            restarts[path.split("/")[-2]] = json.load(config)["RestartCount"]
+    except (OSError, ValueError, KeyError):  # it was removed meanwhile, or is being written
+        continue
+with open("/proc/pressure/memory") as pressure:
+    print(json.dumps([kills[-5:], pressure.read(1000), restarts]))
+"""
+# A machine that needs longer is cut off, and with it other calls.
+MEMORY_SECONDS = 30.0
+# Of the last minute: so much of the time all processes wait for memory in a machine that does nothing else any more.
+WAITING_PERCENT = 20.0
+MOST_SENTENCES = 100
+_MOST_KILLS, _MOST_KILL_CHARACTERS, _MOST_RESTARTS = 5, 1000, 1_000_000
+_KILL = re.compile(
+    r"\d{1,3},(?P<line>\d{1,20},\d{1,20}),[^;]*;oom-kill:constraint=\w+,.*task_memcg=(?P<cgroup>[^,]*),"
+    r"task=(?P<task>.{0,64}),pid=(?P<pid>\d{1,10}),uid=\d{1,10}",
+    re.ASCII,
+)
+_CONTAINER = re.compile(r"docker-([0-9a-f]{64})\.scope")
+_LIMIT_OF_CONTAINER = re.compile(r",oom_memcg=[^,]*docker-[0-9a-f]{64}\.scope")
+_FULL = re.compile(r"^full avg10=[\d.]{1,10} avg60=(\d{1,3}\.\d\d) ", re.ASCII | re.MULTILINE)
 # What a kernel writes to its console of each process that it ends.
 _ON_CONSOLE = re.compile(r"^.*out of memory: Killed process .*$", re.IGNORECASE | re.MULTILINE)
 _MORE = "raise `memory_gb` of its machine (in a compose file: `x-provisioner`, `machines`)"
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """What was told of a machine's memory.
+
+    Args:
+        role: which machine.
+        at: when, in seconds of the monotonic clock.
+        words: the sentence.
+        service: the service in which the kernel ended a process; empty for none.
+    """
+
+    role: Role
+    at: float
+    words: str
+    service: str = ""
+
+
+class Watch:
+    """Keeps what was told of the memory of a sample's machines, and of containers that were started again.
+
+    Several threads may look at once. What it keeps is bounded, whatever the machines say.
+
+    Attributes:
+        services: the names of services, by the engine's ids of their containers.
+        restarts: how often the engine has started a service again, if it has.
+    """
+
+    def __init__(self) -> None:
+        self.services: dict[str, str] = {}
+        self.restarts: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._told: deque[Sentence] = deque(maxlen=MOST_SENTENCES)
+        # The kernel's lines that were told of each machine. It says its last ones again and again.
+        self._lines: dict[Role, deque[str]] = {}
+
+    @property
+    def sentences(self) -> list[Sentence]:
+        """What was told of all machines, the latest last."""
+        with self._lock:
+            return list(self._told)
+
+    def since(self, role: Role, begin: float, service: str = "") -> list[str]:
+        """Returns what was told of a machine since a time of the monotonic clock, the latest last.
+
+        Args:
+            service: a service of which the last that was told counts, whenever that was; empty for none.
+        """
+        told = [sentence for sentence in self.sentences if sentence.role == role]
+        last = [sentence for sentence in told if service and sentence.service == service][-1:]
+        return [sentence.words for sentence in told if sentence.at >= begin or sentence in last]
+
+    def look(
+        self, role: Role, connection: Calls, memory_gib: float, timeout_seconds: float = MEMORY_SECONDS
+    ) -> list[str]:
+        """Returns what is new of a machine that is out of memory, a sentence each.
+
+        Args:
+            memory_gib: what the machine has.
+            timeout_seconds: how long the machine may take to say it.
+
+        Raises:
+            ProvisionerError: the machine does not say it in time.
+            ValueError: what it says is no JSON.
+        """
+        done = connection.run(["memory"], program=MEMORY_PROGRAM, timeout_seconds=timeout_seconds, limit_bytes=32 << 10)
+        match strict_json.parse(done.stdout, maximum_values=1000):
+            case [list(kills), str(pressure), dict(restarts)]:
+                with self._lock:
+                    new = [*self._ended(role, kills, memory_gib), *_waiting(role, pressure, memory_gib)]
+                    self._told += new
+                    for identity, service in self.services.items():
+                        if isinstance(count := restarts.get(identity), int) and 0 < count < _MOST_RESTARTS:
+                            self.restarts[service] = count
+                return [sentence.words for sentence in new]
+        return []
+
+    def _ended(self, role: Role, kills: list[object], memory_gib: float) -> Iterator[Sentence]:
+        lines = self._lines.setdefault(role, deque(maxlen=MOST_SENTENCES))
+        for said in kills[-_MOST_KILLS:]:
+            kill = _KILL.match(said[:_MOST_KILL_CHARACTERS]) if isinstance(said, str) else None
+            if kill and kill["line"] not in lines:
+                lines.append(kill["line"])
+                yield self._sentence(role, kill, memory_gib)
+
+    def _sentence(self, role: Role, kill: re.Match[str], memory_gib: float) -> Sentence:
+        container = _CONTAINER.search(kill["cgroup"])
+        service = self.services.get(container[1]) if container else ""
+        where = f" in {f'the service {service}' if service else 'a service'}" if container else ""
+        begin = f"The kernel ended {printable(kill['task'])} (process {kill['pid']}){where}, out of memory: "
+        why = f"the machine's {memory_gib:g} GiB are full; {_MORE}."
+        if _LIMIT_OF_CONTAINER.search(kill[0]):
+            why = "it has reached the container's own limit; raise `mem_limit` of the service."
+        return Sentence(role, time.monotonic(), begin + why, service or "")
+
+
+def _waiting(role: Role, pressure: str, memory_gib: float) -> Iterator[Sentence]:
+    waiting = _FULL.search(pressure)
+    if waiting and float(waiting[1]) >= WAITING_PERCENT:
+        words = (
+            f"The machine's {memory_gib:g} GiB of memory are full: for {float(waiting[1]):.0f} % of the last minute "
+            f"all its processes waited for memory; {_MORE}."
+        )
+        yield Sentence(role, time.monotonic(), words)
 
 
 def on_console(console: str) -> str:
@@ -322,7 +467,11 @@ def on_console(console: str) -> str:
 
 
 READY_SECONDS = 300.0
-# What a machine says is bounded: of the journal's last lines.
+# A service that has ended stays up if it does so for STEADY_SECONDS. If it fails for longer than FAILING_SECONDS, it
+# never does. Where it has ended ENDS times before, that is told.
+STEADY_SECONDS, FAILING_SECONDS, ENDS = 10.0, 60.0, 3
+PAUSE_SECONDS = 1.0
+# What a machine says is bounded: of a few properties of each service, and of the journal's last lines.
 _MOST_BYTES = 64 << 10
 _SHOWN_CHARACTERS = 2000
 _CALL_SECONDS = 60.0
@@ -330,28 +479,81 @@ _WAIT = 'until bash -c "$1"; do sleep 0.5; done > /dev/null 2>&1'
 _CONNECT = "exec 3<>/dev/tcp/127.0.0.1/{}"
 
 
-def wait_until_ready(machine: Machine, connection: Calls) -> None:
-    """Waits until `ready` of a machine succeeds.
+def wait_until_ready(machine: Machine, connection: Calls, pause: Callable[[], None]) -> list[str]:
+    """Waits until `ready` of a machine succeeds, and those of its services that have ended stay up.
+
+    Args:
+        pause: waits a moment; raises an exception if the sample was cancelled.
+
+    Returns:
+        what is to be told of services that have ended again and again.
 
     Raises:
-        NotUpError: it does not in READY_SECONDS; the details are what its services have said last.
+        NotUpError: it does not become ready in READY_SECONDS, or a service fails for FAILING_SECONDS.
     """
+    if machine.ready:
+        _wait_for(machine, connection)
+    services = dict(machine.services)
+    if not services:
+        return []
+    begin = since = time.monotonic()
+    ends: dict[str, int] = {}
+    failed: set[str] = set()
+    while True:
+        before = ends
+        ends, failing = _looked_at(services, connection)
+        failed |= failing
+        at = time.monotonic()
+        since = since if ends == before else at
+        if machine.ready or not any(ends.values()) or at - since >= STEADY_SECONDS:
+            break
+        if at - begin >= FAILING_SECONDS:
+            if wrong := [name for name, count in ends.items() if name in failed and count >= ENDS]:
+                said = f"{_said(machine, wrong[0], ends)}, and does not stay up."
+                raise NotUpError(said, details=_journal(wrong[0], connection))
+            break
+        pause()
+    return [
+        f"{_said(machine, name, ends)}. It said last:\n{_journal(name, connection)}"
+        for name, count in ends.items()
+        if count >= ENDS
+    ]
+
+
+def _wait_for(machine: Machine, connection: Calls) -> None:
     command = _CONNECT.format(machine.ready) if isinstance(machine.ready, int) else machine.ready
     try:
         connection.run(["bash", "-c", _WAIT, "ready", command], timeout_seconds=READY_SECONDS)
     except CommandTimeoutError:
+        ends, _ = _looked_at(dict(machine.services), connection)
+        told = [f"{_said(machine, name, ends)}:\n{_journal(name, connection)}" for name, count in ends.items() if count]
         what = f"nothing listens at port {machine.ready}" if isinstance(machine.ready, int) else "`ready` fails"
         raise NotUpError(
-            f"Machine {machine.name} is not ready: {what} after {READY_SECONDS:.0f} s.",
-            details=_journal(machine, connection),
+            f"Machine {machine.name} is not ready: {what} after {READY_SECONDS:.0f} s.", details="\n".join(told)
         ) from None
 
 
-def _journal(machine: Machine, connection: Calls) -> str:
-    """Returns the last lines of the journal of a machine's services."""
-    if not machine.services:
-        return ""
-    units = [f"--unit={name}.service" for name, _ in machine.services]
-    show = ["journalctl", "--no-pager", "--output=short", "--lines=20", *units]
+def _looked_at(services: dict[str, str], connection: Calls) -> tuple[dict[str, int], set[str]]:
+    """Returns how often each service has ended, and those whose last end was a failure."""
+    units = {f"{name}.service": name for name in services}
+    show = ["systemctl", "show", "--property=Id,NRestarts,Result", *units]
+    said = connection.run(show, limit_bytes=_MOST_BYTES, timeout_seconds=_CALL_SECONDS).stdout.decode(errors="replace")
+    ends, failing = {}, set()
+    for block in said.split("\n\n"):
+        state = dict(line.partition("=")[::2] for line in block.splitlines())
+        if (name := units.get(state.get("Id", ""))) is not None:
+            count = state.get("NRestarts", "")
+            ends[name] = int(count) if count.isascii() and count.isdigit() and len(count) < 10 else 0
+            failing |= {name} if state.get("Result", "success") != "success" else set()
+    return ends, failing
+
+
+def _said(machine: Machine, name: str, ends: dict[str, int]) -> str:
+    return f"The service {name} of machine {machine.name} has ended {ends[name]} times"
+
+
+def _journal(name: str, connection: Calls) -> str:
+    """Returns the last lines of a service's journal."""
+    show = ["journalctl", "--no-pager", "--output=cat", "--lines=20", f"--unit={name}.service"]
     done = connection.run(show, limit_bytes=_MOST_BYTES, timeout_seconds=_CALL_SECONDS)
     return last_lines(printable_lines(done.stdout.decode(errors="replace")), _SHOWN_CHARACTERS)

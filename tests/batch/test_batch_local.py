@@ -192,6 +192,8 @@ def test_a_suite_with_killed_controllers_ends_each_run_once(home: Home, tmp_path
         assert text.count(f"<h3>{title}</h3>") >= least, title
     assert "<h3>Submission</h3>" in text
     assert all(row["score_log"] for row in rows if row["task"] == "easy")
+    exported = told(home, "export", batch, "--inspect")
+    assert len(exported["logs"]) == len({(row["family"], row["agent"]) for row in rows})
 
 
 def test_ctrl_c_clears_away_and_a_resumed_batch_can_end(home: Home, tmp_path: Path) -> None:

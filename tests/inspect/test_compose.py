@@ -18,7 +18,6 @@ from inspect_ai.util import SandboxEnvironment, SandboxUnavailableError
 from provisioner.inspect import blocking
 from provisioner.inspect.configuration import configuration_of
 from provisioner.inspect.sandbox import ProvisionerSandbox, ServiceSandbox
-from provisioner.inspect.services import on_console
 from provisioner.store.home import Home
 from tests import outside
 from tests.inspect.checks import CHECKS, run_check
@@ -270,6 +269,8 @@ async def test_a_container_that_was_started_again_is_noted(
     assert await _said(sandbox, "echo on") == "on"
     [note] = notes
     assert "restarts so far: 1" in str(note)
+    sandbox.machines.look_last()
+    assert sandbox.machines.memory.restarts == {"alone": 1}
 
 
 @pytest.mark.anyio
@@ -294,7 +295,7 @@ async def test_a_container_that_ends_is_unavailable_and_others_run(
 
 
 @pytest.mark.anyio
-async def test_a_service_that_takes_all_memory_is_ended_and_the_console_tells_it(
+async def test_a_service_that_takes_all_memory_is_ended_and_its_sample_told(
     services: dict[str, SandboxEnvironment],
 ) -> None:
     await services["hog"].write_file("/begin", "")
@@ -306,8 +307,9 @@ async def test_a_service_that_takes_all_memory_is_ended_and_the_console_tells_it
 
     with pytest.raises(SandboxUnavailableError) as raised:
         await wait()
-    assert "service hog does not run: " in str(raised.value)
+    said = str(raised.value)
+    assert re.search(r"service hog does not run: .* ended tail \(process \d+\) in the service hog", said)
+    assert "the machine's 2 GiB are full; raise `memory_gb` of its machine" in said
     assert await _said(services["web"], "echo on") == "on"
-    machines = services["hog"].as_type(ProvisionerSandbox).machines
-    console = machines.session.cloud.console(machines.environment, "primary")
-    assert re.search(r"Killed process \d+ \(tail\)", on_console(console))
+    environment = services["hog"].as_type(ProvisionerSandbox).machines.environment
+    assert any("in the service hog" in warning for warning in environment.setup.warnings)

@@ -28,7 +28,7 @@ COMMANDS = ["run", "up", "agent", "score", "test", "dev", "exec", "ssh", "cp", "
             "tasks", "check", "new", "doctor", "image build", "image list", "image prune", "aws check", "aws policy",
             "aws setup", "plan", "costs", "extend", "sweep", "freeze", "snapshot list",
             "snapshot remove", "batch run", "batch plan", "batch status", "batch resume", "batch cancel",
-            "batch report", "batch worker", "batch schema"]  # fmt: skip
+            "batch report", "batch worker", "batch export", "batch schema"]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

@@ -63,6 +63,7 @@ class Guest:
         agent_requests: the requests to the program that runs agents, in order.
         cgroup: what was asked of the agent's cgroup, in order; `cgroup_exit_code` is the answer.
         renewal: what taking new credentials does, in a machine that resumed from a snapshot; None if it refuses.
+        memory: what it says of its memory and of services that were started again (inspect/memory.py).
         ttl_moved_to: the new time of the timer in the machine; `ttl_refusal` is the error that it gives instead.
     """
 
@@ -91,6 +92,7 @@ class Guest:
     seal_exit_code: int = 0
     cloud_init: tuple[bool, ...] = (True,)
     renewal: Callable[[], None] | None = None
+    memory: list[Any] = field(default_factory=lambda: [[], "", {}])
     ttl_moved_to: int | None = None
     ttl_refusal: str = ""
     during: dict[str, Callable[[], None]] = field(default_factory=dict)
@@ -220,6 +222,8 @@ class Guest:
             case _, "probe.py":
                 self.probe_requests.append(request_in(call.program))
                 return self.probes(self.probe_requests[-1]), b""
+            case _, "memory":
+                return json.dumps(self.memory).encode(), b""
             case _, "secret_scan.py":
                 assert json.loads(stdin), "there is nothing to look for"
                 return "\n".join(self.secrets_left).encode(), b""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from inspect_ai import Task, eval
@@ -19,6 +21,7 @@ from inspect_ai.util import SandboxEnvironmentSpec, SandboxUnavailableError, san
 
 from provisioner.base.clock import now
 from provisioner.base.errors import (
+    CommandTimeoutError,
     HostError,
     MachineLostError,
     ProvisionerError,
@@ -247,4 +250,33 @@ async def test_a_lost_machine_stays_lost_and_the_other_works(cloud: FakeCloud) -
             await call
         assert str(later.value) == str(first.value)
     assert (await sandboxes["b"].exec(["true"])).success
+    await ProvisionerSandbox.sample_cleanup("task", None, sandboxes, False)
+
+
+@pytest.mark.anyio
+async def test_an_error_says_what_its_own_machine_ended_lately(
+    cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Configuration(machines=(Machine(name="a"), Machine(name="b")))
+    sandboxes = await ProvisionerSandbox.sample_init("task", given, {})
+    machines = sandboxes["a"].as_type(ProvisionerSandbox).machines
+    one, other = machines.environment.roles
+    for role, task in ((one, "java"), (other, "tail")):
+        kill = f"6,3,1,-;oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/x,task={task},pid=8,uid=0"
+        cloud.machine(machines.environment, role).guest.memory = [[kill], "", {}]
+        machines.on(role, partial(machines.look_for_shortage, role))
+
+    def fail(error: ProvisionerError, _: object) -> NoReturn:
+        raise error
+
+    with pytest.raises(CommandTimeoutError) as late:
+        machines.on(one, partial(fail, CommandTimeoutError("late")))
+    assert late.value.message == "late"
+    with pytest.raises(LossError, match=r"gone.* The kernel ended java") as lost:
+        machines.on(one, partial(fail, MachineLostError("gone")))
+    assert "tail" not in lost.value.message
+    monkeypatch.setattr("provisioner.inspect.sample.BEFORE_LOSS_SECONDS", 0.0)
+    with pytest.raises(LossError) as lost:
+        machines.on(other, partial(fail, MachineLostError("gone")))
+    assert "tail" not in lost.value.message
     await ProvisionerSandbox.sample_cleanup("task", None, sandboxes, False)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -45,9 +45,10 @@ from provisioner.inspect import sandbox as sandbox_module
 from provisioner.inspect.blocking import call, end, shorten_collections
 from provisioner.inspect.configuration import Configuration, Machine
 from provisioner.inspect.evals import Origin
-from provisioner.inspect.failures import LossError, NotUpError, PreparationError
+from provisioner.inspect.failures import LossError, PreparationError
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox
+from provisioner.inspect.services import Watch
 from provisioner.machines.connect import connect
 from provisioner.session import Session
 from provisioner.ssh.connection import HANDSHAKE_SECONDS, Connection
@@ -122,13 +123,35 @@ async def test_the_log_carries_the_proof_and_the_hash(
     assert len(ending["recording"]) == 64
 
 
-async def test_the_log_says_what_ended_out_of_memory(
-    cloud: FakeCloud, configured: Configured, transcript: Transcript
+async def test_a_last_look_that_fails_keeps_no_machine_from_being_destroyed(
+    cloud: FakeCloud, session: Session, configured: Configured, transcript: Transcript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cloud.consoles["primary"] = "[  7.0] Out of memory: Killed process 812 (java) total-vm:9kB\n"
-    await _clean_up(await _init(Configuration()))
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sandboxes = await _init(Configuration())
+    monkeypatch.setattr(Watch, "look", fail)
+    await _clean_up(sandboxes)
     _, ending = _infos(transcript)
-    assert re.search(r"Killed process 812 \(java\).* raise `memory_gb`", ending["memory"]["console-primary"])
+    assert ending["gone_at"]
+    assert session.environments.all() == []
+
+
+async def test_the_log_and_the_record_say_what_ended_out_of_memory(
+    cloud: FakeCloud, session: Session, configured: Configured, transcript: Transcript
+) -> None:
+    kill = "6,3,1,-;oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/system.slice/web.service,task=java,pid=8,uid=0"
+    sandboxes = await _init(Configuration())
+    environment = sandboxes["default"].as_type(ProvisionerSandbox).machines.environment
+    cloud.machine(environment).guest.memory = [[kill], "", {}]
+    await _clean_up(sandboxes)
+    begin, ending = _infos(transcript)
+    [told] = ending["memory"]
+    assert told.startswith("The kernel ended java (process 8), out of memory: the machine's 1 GiB are full; raise")
+    assert ending["restarts"] == {}
+    archived = session.environments.record(begin["environment"])
+    assert archived is not None
+    assert archived.setup.warnings == (told,)
 
 
 async def test_the_log_says_why_machines_did_not_come_up(
@@ -608,9 +631,12 @@ async def test_a_long_configuration_keeps_no_event_loop_waiting(
 async def test_a_sample_waits_until_its_machine_is_ready(
     cloud: FakeCloud, session: Session, configured: Configured, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cloud.guest_defaults["programs"] = {"bash": b""}
+    cloud.guest_defaults |= {
+        "programs": {"bash": b"", "systemctl": b"Id=web.service\nNRestarts=4\n"}, "journal": "no flask\nno web\n"
+    }  # fmt: skip
     machine = Machine(name="box", services=(("web", "python3 app.py"),), ready=80)
     sandboxes = await ProvisionerSandbox.sample_init("task", Configuration(machines=(machine,)), {})
+    assert "The service web of machine box has ended 4 times. It said last: no flask no web" in caplog.text
     [record] = session.environments.all()
     assert "ready" in [phase.name for phase in record.phases]
     await _clean_up(sandboxes)
@@ -619,11 +645,9 @@ async def test_a_sample_waits_until_its_machine_is_ready(
 async def test_a_machine_that_does_not_become_ready_is_destroyed(
     cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def late(*_: object) -> None:
-        raise NotUpError("Machine box is not ready.")
-
-    monkeypatch.setattr(services, "wait_until_ready", late)
-    given = Configuration(machines=(Machine(name="box", services=(("web", "python3 app.py"),), ready=80),))
-    with pytest.raises(Exception, match="Machine box is not ready"):
+    monkeypatch.setattr(services, "FAILING_SECONDS", 0.0)
+    cloud.guest_defaults["programs"] = {"systemctl": b"Id=web.service\nNRestarts=4\nResult=exit-code\n"}
+    given = Configuration(machines=(Machine(name="box", services=(("web", "python3 app.py"),)),))
+    with pytest.raises(Exception, match="The service web of machine box has ended 4 times, and does not stay up"):
         await ProvisionerSandbox.sample_init("task", given, {})
     assert cloud.existing() == []

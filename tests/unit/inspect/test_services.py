@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import re
@@ -10,6 +11,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 import urllib.parse
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -30,7 +32,7 @@ from provisioner.inspect.configuration import Configuration, Machine, configurat
 from provisioner.inspect.failures import LossError, NotUpError
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox, ServiceSandbox
-from provisioner.inspect.services import Container, on_console, start, wait_until_ready
+from provisioner.inspect.services import MEMORY_PROGRAM, Container, Watch, on_console, start, wait_until_ready
 from provisioner.ssh.calls import Calls
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import Completed, StreamSize
@@ -51,11 +53,16 @@ class _Machine:
         self.options: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}
         self.environment = SimpleNamespace(id="eval-1")
+        self.memory = Watch()
         self.notes: deque[str] = deque()
         self.configuration = SimpleNamespace(on_restart="note")
         self._losses: dict[Role, LossError] = {}
 
     on = SampleMachines.on
+
+    def look_for_shortage(self, role: Role, _: object) -> None:
+        with contextlib.suppress(ValueError):
+            self.notes += self.memory.look(role, cast(Calls, self), 2)
 
     def _connection(self, _: Role) -> Self:
         return self
@@ -261,6 +268,8 @@ def _restarted() -> _Machine:
     def answer(argv: list[str]) -> Completed:
         if argv[0] == "engine":
             return _says(0, _state(pid=PID + 1, restarts=2))
+        if argv == ["memory"]:
+            return _says(0, "[]")
         is_known = made.options[-1]["container"] == (ID, PID + 1)
         return _says(0, "out") if is_known else Completed(127, b"", b"", errno.ESTALE)
 
@@ -316,6 +325,50 @@ async def test_published_ports_are_a_connections(said: object, ports: list[Any] 
         for place in port.mappings
     ]
     assert found == (ports or [])
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["killed", "late"])
+async def test_a_command_that_ends_out_of_memory_is_noted(monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
+    notes = _notes(monkeypatch)
+    kill = f"6,3,1,-;oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/docker-{'ab' * 32}.scope,task=java,pid=8,uid=0"
+
+    def answer(argv: list[str]) -> Completed:
+        if argv == ["memory"]:
+            return _says(0, json.dumps([[kill], "", {}]))
+        if is_late:
+            raise CommandTimeoutError("x did not end within 1 s.")
+        return _says(137, "Killed")
+
+    late = pytest.raises(
+        TimeoutError, match=r"after 1 seconds\. x did not end within 1 s\. The kernel ended java \(process 8\)"
+    )
+    with late if is_late else contextlib.nullcontext():
+        await _sandbox(_Machine(answer)).exec(["x"], timeout=1)
+    [note] = notes
+    assert (
+        "ended java (process 8) in a service, out of memory: the machine's 2 GiB are full; raise `memory_gb`"
+        in note["note"]
+    )
+
+
+async def test_a_container_that_ended_out_of_memory_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    _notes(monkeypatch)
+    kill = f"6,3,1,-;oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/docker-{'ab' * 32}.scope,task=java,pid=8,uid=0"
+
+    def answer(argv: list[str]) -> Completed:
+        if argv == ["memory"]:
+            return _says(0, json.dumps([[kill], "", {}]))
+        gone = _state(status="exited", exit_code=137, pid=0)
+        return _says(0, gone) if argv[0] == "engine" else Completed(127, b"", b"gone", errno.ESRCH)
+
+    sandbox = _sandbox(_Machine(answer))
+    sandbox.machines.memory.services = {"ab" * 32: "web"}
+    for _ in range(2):
+        with pytest.raises(SandboxUnavailableError, match=r"web does not run: .*; raise `memory_gb`") as raised:
+            await sandbox.exec(["x"])
+        assert str(raised.value).count("ended java (process 8) in the service web, out of memory") == 1
+        # Much later, it is still why.
+        monkeypatch.setattr("provisioner.inspect.sample.BEFORE_LOSS_SECONDS", -600.0)
 
 
 async def test_an_engine_that_says_nothing_makes_a_service_unavailable() -> None:
@@ -414,6 +467,93 @@ CALM = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.
 FULL = CALM.replace("full avg10=0.00 avg60=0.00", "full avg10=80.00 avg60=61.50")
 
 
+def _watch() -> Watch:
+    watch = Watch()
+    watch.services = {HEX: "web"}
+    return watch
+
+
+def _told(said: Any, watch: Watch | None = None, role: Role = "primary") -> list[str]:
+    stdout = json.dumps(said).encode()
+    connection = SimpleNamespace(run=lambda *_, **__: Completed(0, stdout, b""))
+    return (watch or _watch()).look(role, cast(Calls, connection), 2)
+
+
+@pytest.mark.parametrize(
+    ("kills", "pressure", "says"),
+    [
+        (
+            [MACHINE.format(number=3)],
+            CALM,
+            "The kernel ended java (process 812) in the service web, out of memory: the machine's 2 GiB are full; "
+            "raise `memory_gb` of its machine (in a compose file: `x-provisioner`, `machines`).",
+        ),
+        ([LIMIT], CALM, "(process 5) in the service web, out of memory: it has reached the container's own limit; "),
+        (
+            [LIMIT.replace(f"oom_memcg=/system.slice/docker-{HEX}.scope", "oom_memcg=/containers.slice")],
+            CALM,
+            "in the service web, out of memory: the machine's 2 GiB are full; raise `memory_gb`",
+        ),
+        ([], FULL, "The machine's 2 GiB of memory are full: for 62 % of the last minute"),
+    ],
+    ids=["machine", "container", "all containers", "pressure"],
+)
+def test_what_is_short_is_told_with_the_setting_to_raise(kills: list[str], pressure: str, says: str) -> None:
+    watch = _watch()
+    [told] = _told([kills, pressure, {HEX: 3, "cd" * 32: 5}], watch)
+    assert says in told
+    assert told.isprintable()
+    assert watch.restarts == {"web": 3}
+
+
+def test_each_end_is_told_once() -> None:
+    watch = _watch()
+    assert len(_told([[MACHINE.format(number=3)], CALM, {}], watch)) == 1
+    assert len(_told([[MACHINE.format(number=number) for number in (3, 4)], CALM, {}], watch)) == 1
+
+
+def test_another_machines_kernel_has_lines_of_its_own() -> None:
+    watch, said = _watch(), [[MACHINE.format(number=3)], CALM, {}]
+    assert [len(_told(said, watch, role)) for role in ("primary", "aux", "aux")] == [1, 1, 0]
+    assert len(watch.sentences) == 2
+
+
+def test_a_time_has_what_was_told_of_one_machine_since() -> None:
+    watch = _watch()
+    [early] = _told([[MACHINE.format(number=3)], CALM, {}], watch)
+    begin = time.monotonic()
+    [late] = _told([[MACHINE.format(number=4).replace("java", "tail")], CALM, {}], watch)
+    _told([[MACHINE.format(number=3)], CALM, {}], watch, "aux")
+    assert watch.since("primary", begin) == [late]
+    assert watch.since("primary", 0) == [early, late]
+
+
+def test_a_machine_that_invents_lines_takes_no_more_memory() -> None:
+    watch = _watch()
+    for look in range(100):
+        assert len(_told([[MACHINE.format(number=f"{look}{number}") for number in range(9)], CALM, {}], watch)) == 5
+    assert len(watch.sentences) == 100
+    assert sum(map(len, watch._lines.values())) == 100
+    assert _told([[MACHINE.format(number="1" * 5000)], CALM, {}], watch) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [],
+        {},
+        [[1, "x"], CALM, {}],
+        [["no kill"], "x", {HEX: "1"}],
+        "x",
+        [[], CALM, {HEX: -1}],
+        [[], CALM, {HEX: 10**9}],
+    ],
+)
+def test_false_words_of_a_machine_tell_nothing(said: Any) -> None:
+    watch = _watch()
+    assert (_told(said, watch), watch.restarts) == ([], {})
+
+
 def test_a_console_says_what_the_kernel_ended_last() -> None:
     lines = [f"[   {number}.0] Out of memory: Killed process {number} (ja\x1bva) total-vm:9kB" for number in (7, 812)]
     told = on_console("\n".join(["[    1.0] booted", *lines, "[  820.0] login:"]))
@@ -423,50 +563,139 @@ def test_a_console_says_what_the_kernel_ended_last() -> None:
     assert on_console("[    1.0] booted") == ""
 
 
+def test_the_program_says_what_this_kernel_says() -> None:
+    done = subprocess.run([sys.executable, "-I", "-c", MEMORY_PROGRAM], capture_output=True, check=False)
+    if done.returncode == 0:  # only root may read the kernel's words
+        kills, pressure, restarts = json.loads(done.stdout)
+        assert isinstance(kills, list)
+        assert "full avg10" in pressure
+        assert isinstance(restarts, dict)
+    else:
+        assert b"Permission" in done.stderr or b"kmsg" in done.stderr
+
+
+def test_the_program_passes_over_files_of_containers_that_go_or_change(tmp_path: Path) -> None:
+    (tmp_path / "kmsg").write_text(MACHINE.format(number=3))
+    (tmp_path / "pressure").write_text(CALM)
+    files = {"cut": '{"RestartCount": ', "new": "{}", HEX: '{"RestartCount": 2}'}
+    for name in ("gone", *files):
+        config = tmp_path / "containers" / name / "config.v2.json"
+        config.parent.mkdir(parents=True)
+        config.write_text(files[name]) if name in files else config.symlink_to("removed")
+    program = MEMORY_PROGRAM
+    for path, instead in (
+        ("/dev/kmsg", "kmsg"), ("/var/lib/docker/containers", "containers"), ("/proc/pressure/memory", "pressure")
+    ):  # fmt: skip
+        program = program.replace(path, str(tmp_path / instead))
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=True)
+    assert json.loads(done.stdout) == [[MACHINE.format(number=3)], CALM, {HEX: 2}]
+
+
 @dataclass
 class Machines:
-    """Answers as a machine whose services have said something.
+    """Answers as a machine whose services end, one state after the other; the last stays.
 
     Args:
+        states: how often each service has ended, and how.
+        journal: of each.
         is_ready: whether `ready` succeeds in time.
     """
 
+    states: list[dict[str, tuple[int, str]]]
+    journal: bytes = b"Traceback\nModuleNotFoundError: flask\n"
     is_ready: bool = True
-    journal: bytes = b"web: ModuleNotFoundError: flask\n"
+    seconds: float = 0.0
     asked: list[list[str]] = field(default_factory=list)
 
     def run(self, argv: list[str], **_: Any) -> Completed:
         """Runs a program."""
         self.asked.append(argv)
-        if argv[0] == "bash" and not self.is_ready:
-            raise CommandTimeoutError("late")
-        return Completed(0, self.journal if argv[0] == "journalctl" else b"", b"")
+        if argv[0] == "journalctl":
+            return Completed(0, self.journal, b"")
+        if argv[0] == "bash":
+            if not self.is_ready:
+                raise CommandTimeoutError("late")
+            return Completed(0, b"", b"")
+        states = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        blocks = [f"Id={name}.service\nNRestarts={ends}\nResult={result}\n" for name, (ends, result) in states.items()]
+        return Completed(0, "\n".join(blocks).encode(), b"")
+
+    def pause(self) -> None:
+        """Waits a moment."""
+        self.seconds += 1
 
 
-BOX = Machine(name="box", services=(("web", "python3 app.py"), ("db", "sleep 9d")), ready=80)
+BOX = Machine(name="box", services=(("web", "python3 app.py"),))
+
+
+@pytest.fixture
+def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine, Machines], list[str]]:
+    """Waits for a machine, by a clock of its own."""
+
+    def waited(machine: Machine, machines: Machines) -> list[str]:
+        monkeypatch.setattr("provisioner.inspect.services.time.monotonic", lambda: machines.seconds)
+        return wait_until_ready(machine, cast(Calls, machines), machines.pause)
+
+    return waited
+
+
+Wait = Callable[[Machine, Machines], list[str]]
+
+
+def test_services_that_stay_up_are_not_waited_for(wait: Wait) -> None:
+    machines = Machines([{"web": (0, "success")}])
+    assert wait(BOX, machines) == []
+    assert (machines.seconds, len(machines.asked)) == (0, 1)
+    assert wait(Machine(), machines) == []
+    assert len(machines.asked) == 1
+
+
+def test_a_service_that_never_stays_up_is_an_error_with_its_last_words(wait: Wait) -> None:
+    machines = Machines([{"web": (number, "exit-code")} for number in range(1, 200)])
+    with pytest.raises(NotUpError, match="web of machine box has ended 61 times, and does not stay up") as caught:
+        wait(BOX, machines)
+    assert caught.value.details == "Traceback\nModuleNotFoundError: flask"
+
+
+def test_a_service_that_has_ended_three_times_and_stays_up_is_told(wait: Wait) -> None:
+    machines = Machines([{"web": (number, "exit-code")} for number in (1, 2, 3)])
+    [note] = wait(BOX, machines)
+    assert note.startswith("The service web of machine box has ended 3 times. It said last:\nTraceback\n")
+    assert machines.seconds == 12
+
+
+def test_a_service_that_runs_again_and_again_by_design_is_told(wait: Wait) -> None:
+    machines = Machines([{"web": (number, "success")} for number in range(1, 200)])
+    [note] = wait(BOX, machines)
+    assert "has ended 61 times" in note
 
 
 @pytest.mark.parametrize(("ready", "text"), [(8000, "exec 3<>/dev/tcp/127.0.0.1/8000"), ("test -e /x", "test -e /x")])
-def test_the_sample_waits_for_what_the_configuration_says(ready: int | str, text: str) -> None:
-    machines = Machines()
-    wait_until_ready(BOX.model_copy(update={"ready": ready}), cast(Calls, machines))
-    assert [argv[-1] for argv in machines.asked] == [text]
+def test_the_sample_waits_for_what_the_configuration_says(wait: Wait, ready: int | str, text: str) -> None:
+    machines = Machines([{"web": (4, "exit-code")}])
+    [note] = wait(BOX.model_copy(update={"ready": ready}), machines)
+    assert machines.asked[0][-1] == text
+    assert "has ended 4 times" in note
+    assert machines.seconds == 0
 
 
-def test_a_machine_that_does_not_become_ready_is_an_error_with_its_services_last_words() -> None:
-    machines = Machines(is_ready=False)
+def test_a_machine_that_does_not_become_ready_is_an_error_with_its_services_last_words(wait: Wait) -> None:
+    machines = Machines([{"web": (1, "exit-code"), "db": (0, "success")}], is_ready=False)
+    machine = BOX.model_copy(update={"ready": 80, "services": (*BOX.services, ("db", "sleep 9d"))})
     with pytest.raises(NotUpError, match="box is not ready: nothing listens at port 80 after 300 s") as caught:
-        wait_until_ready(BOX, cast(Calls, machines))
-    assert caught.value.details == "web: ModuleNotFoundError: flask"
-    assert machines.asked[-1][-2:] == ["--unit=web.service", "--unit=db.service"]
+        wait(machine, machines)
+    assert "The service web of machine box has ended 1 times:\nTraceback" in str(caught.value.details)
+    assert "db" not in str(caught.value.details)
 
 
-def test_what_a_machine_says_is_bounded_and_printable() -> None:
-    machines = Machines(is_ready=False, journal=b"\x1b]0;title\x07 words\n" * 4000)
-    with pytest.raises(NotUpError) as caught:
-        wait_until_ready(BOX, cast(Calls, machines))
-    assert len(str(caught.value.details)) < 2200
-    assert "\x1b" not in str(caught.value.details)
+def test_what_a_machine_says_is_bounded_and_printable(wait: Wait) -> None:
+    machines = Machines([{"web": (9, "exit-code")}], journal=b"\x1b]0;title\x07 words\n" * 4000)
+    [note] = wait(BOX.model_copy(update={"ready": "true"}), machines)
+    assert len(note) < 2200
+    assert "\x1b" not in note
+    for garbage in ("Id=web.service\nNRestarts=" + "9" * 5000, "Id=other.service\nNRestarts=7", "\n\n\n=\n\n", "\0"):
+        machines.run = lambda argv, said=garbage, **_: Completed(0, said.encode(), b"")  # type: ignore[method-assign]
+        assert wait(BOX, machines) == []
 
 
 def test_the_port_is_a_number_of_a_port() -> None:

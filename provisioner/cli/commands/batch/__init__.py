@@ -1,6 +1,6 @@
 """The group `batch`, with a module for each of its commands, and what they share."""
 
-from provisioner.cli.commands.batch import cancel, plan, report, resume, run, schema, status, worker
+from provisioner.cli.commands.batch import cancel, export, plan, report, resume, run, schema, status, worker
 
 COMMANDS = {
     "run": (run.main, "Run a suite to its end."),
@@ -9,6 +9,7 @@ COMMANDS = {
     "resume": (resume.main, "Continue a batch that was interrupted, killed or cancelled."),
     "cancel": (cancel.main, "Start no more runs of a batch; with --force, stop the active ones."),
     "report": (report.main, "Write a batch's report: one HTML page."),
+    "export": (export.main, "Write a batch's results in another program's format."),
     "worker": (worker.main, "Work on the runs of all batches in a shared database, until interrupted."),
     "schema": (schema.main, "Print the JSON Schema of suite files."),
 }

@@ -77,6 +77,16 @@ def batch_context(suite: Suite, file: Path, batch: str, database: str = "") -> B
     return BatchContext(default_home(), settings, suite, file.parent, batch, database=database, progress=progress())
 
 
+def rows_of(name: str, database: str) -> tuple[Home, Batch, list[Row]]:
+    """Returns the home, the batch that a name means, and the rows of its runs that have ended.
+
+    Of a batch whose queue is gone, as when only its results were kept, they are those of results.jsonl.
+    """
+    home, batch, database = find_batch(name, database)
+    _, rows = states_and_rows(home, batch, database)
+    return home, batch, rows or Batches(home).results(batch)
+
+
 def has_controller(home: Home, batch: Batch) -> bool:
     """Whether a process is working on a batch; taken for granted if its queue is shared."""
     return batch.shared or is_locked(Batches(home).lock(batch.id))

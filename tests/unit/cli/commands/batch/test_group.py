@@ -178,9 +178,9 @@ def test_a_bad_suite_is_refused_before_anything_is_created(
     assert nothing_was_created(provisioner.home)
 
 
-@pytest.mark.parametrize("command", ["status", "resume", "cancel", "report"])
+@pytest.mark.parametrize("command", ["status", "resume", "cancel", "report", "export --inspect"])
 def test_a_batch_that_there_is_not_is_an_error(provisioner: CommandLine, command: str) -> None:
-    done = provisioner("batch", command, "nothing")
+    done = provisioner("batch", *command.split(), "nothing")
     assert done.code == 2
     assert "There is no batch 'nothing'" in done.stderr
 
