@@ -1,4 +1,4 @@
-"""Runs our blocking calls in threads, and tells Inspect's operator of them.
+"""Runs our blocking calls in threads, and tells Inspect's operator what long ones are at.
 
 Inspect's event loop, asyncio's or trio's, never waits for one.
 """
@@ -10,8 +10,8 @@ import logging
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -22,7 +22,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from provisioner.base.errors import Interrupted
-from provisioner.base.printable import printable
+from provisioner.base.printable import beginning, printable
 from provisioner.base.progress import Progress
 
 # The loop's own threads are 40, and shared with Inspect; ours mostly wait for a machine.
@@ -161,13 +161,18 @@ class Listener:
 
     Attributes:
         label: the same, safe for a terminal.
+        at: the phase or note that was reported last.
+        notes: how many notes were reported.
     """
 
     def __init__(self, label: str) -> None:
         self.label = printable(label)
+        self.at = "beginning"
+        self.notes = 0
 
     def phase_started(self, name: str) -> None:
         """Reports that a phase begins."""
+        self.at = name
         _log.debug("%s: %s", self.label, name)
 
     def phase_finished(self, name: str, seconds: float) -> None:
@@ -176,27 +181,92 @@ class Listener:
 
     def note(self, text: str) -> None:
         """Reports one line of text: what takes long, waits or fails. Inspect shows warnings unless told otherwise."""
-        _log.warning("%s: %s", self.label, printable(text))
+        self.at = printable(text)
+        self.notes += 1
+        _log.warning("%s: %s", self.label, self.at)
 
     def output(self, text: str) -> None:
         """Ignores it: the environment's logs keep all output."""
 
 
-# What takes longer is told where phases are not.
-LONG_SECONDS = 30.0
+EVERY_SECONDS = 30.0
+# Of many works' phases, in one line; and the characters of one that is a note.
+MOST_PHASES = 3
+MOST_CHARACTERS = 120
+# While more are at work than this, no line says that one of them is done.
+MOST_ENDS = 10
+
+
+class _Work:
+    """One piece of long work: a sample that comes up, or images that are built."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self._notes_before = listener.notes
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def was_seen(self) -> bool:
+        """Whether the operator has read of it, and should read of its end."""
+        return self.seconds >= EVERY_SECONDS or self.listener.notes > self._notes_before
+
+
+# All work of this process. A thread tells of it for as long as there is any.
+_works: list[_Work] = []
+_works_lock = threading.Lock()
+_rest = threading.Event()
+
+
+def _tell_of_works(rest: threading.Event) -> None:
+    while not rest.wait(EVERY_SECONDS):
+        with _works_lock:
+            works = list(_works)
+        if works:
+            _log.warning("%s", _line(works))
 
 
 @contextmanager
 def reporting(progress: Progress, result: str) -> Iterator[None]:
-    """Says how long the body took, once it is done: as a warning if that was long.
+    """Says what the body is at for as long as it takes, and once it is done, how long it took.
+
+    Its end is shown only if the operator has read of it: machines that are up at once need no line.
 
     Args:
         progress: the listener of the session that works.
         result: what is then, such as "the machines are up".
     """
-    begin = time.monotonic()
-    yield
-    seconds = time.monotonic() - begin
-    if isinstance(progress, Listener):
-        level = logging.WARNING if seconds >= LONG_SECONDS else logging.INFO
-        _log.log(level, "%s: %s after %.0f s", progress.label, result, seconds)
+    global _rest
+    if not isinstance(progress, Listener):
+        yield
+        return
+    work = _Work(progress)
+    with _works_lock:
+        _works.append(work)
+        if len(_works) == 1:
+            _rest = threading.Event()
+            threading.Thread(target=_tell_of_works, args=(_rest,), name="heartbeat", daemon=True).start()
+    try:
+        yield
+    finally:
+        with _works_lock:
+            _works.remove(work)
+            others = len(_works)
+            if not others:
+                _rest.set()
+    level = logging.WARNING if work.was_seen and others < MOST_ENDS else logging.INFO
+    _log.log(level, "%s: %s after %.0f s", progress.label, result, work.seconds)
+
+
+def _line(works: Sequence[_Work]) -> str:
+    """Returns one line for all that is at work. Bounded: a note may be long."""
+    seconds = max(work.seconds for work in works)
+    phases = Counter(beginning(work.listener.at, MOST_CHARACTERS) for work in works)
+    if len(works) == 1:
+        return f"{works[0].listener.label}: at work for {seconds:.0f} s; now: {next(iter(phases))}"
+    shown = ", ".join(f"{phase} ({count})" for phase, count in phases.most_common(MOST_PHASES))
+    more = ", and others" if len(phases) > MOST_PHASES else ""
+    return f"{len(works)} samples at work, the longest for {seconds:.0f} s; now: {shown}{more}"

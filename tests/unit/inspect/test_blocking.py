@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 
 import anyio
 import pytest
@@ -13,7 +14,6 @@ from provisioner.base.progress import Silence
 from provisioner.inspect import blocking
 from provisioner.inspect.blocking import (
     LAUNCHES_AT_ONCE,
-    LONG_SECONDS,
     PREPARATIONS_AT_ONCE,
     Listener,
     call,
@@ -170,29 +170,69 @@ def test_notes_are_shown_and_phases_only_at_info(caplog: pytest.LogCaptureFixtur
     assert "\x1b" not in "".join(text for _, text in shown)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "level"), [(2 * LONG_SECONDS, logging.WARNING), (1.0, logging.INFO)], ids=["long", "short"]
-)
-def test_the_end_of_long_work_is_shown(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, seconds: float, level: int
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Has work said often; a thread that still ends would say the next test's."""
+    monkeypatch.setattr(blocking, "EVERY_SECONDS", 0.1)
+    yield
+    until(lambda: "heartbeat" not in {thread.name for thread in threading.enumerate()})
+
+
+def _shown(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_long_work_says_what_it_is_at_and_how_long_it_took(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    work = Listener("eval 7")
+    with reporting(work, "its machines are up"):
+        work.phase_started("boot")
+        until(lambda: sum(text.endswith("; now: boot") for text in _shown(caplog)) >= 2)
+        work.phase_started("isolation")
+        until(lambda: _shown(caplog)[-1].endswith("; now: isolation"))
+    assert all(text.startswith("eval 7: ") for text in _shown(caplog))
+    assert any(text.startswith("eval 7: its machines are up after ") for text in _shown(caplog))
+
+
+def test_many_samples_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    listeners = [Listener(f"eval {number}") for number in range(3)]
+    listeners[0].note("Building the image of x" + "x" * 500)
+    with reporting(listeners[0], "up"), reporting(listeners[1], "up"), reporting(listeners[2], "up"):
+        for work in listeners[1:]:
+            work.phase_started("boot")
+        until(lambda: any(text.startswith("3 samples at work") and "boot (2), " in text for text in _shown(caplog)))
+        assert len(_shown(caplog)[-1]) < 300
+
+
+def test_short_work_and_work_that_fails_say_nothing_of_their_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocking, "EVERY_SECONDS", BOUND_SECONDS)
     monkeypatch.setattr(blocking, "time", clock := WaitingClock())
-    with (
-        caplog.at_level(logging.INFO, "provisioner.inspect"),
-        reporting(Listener("eval 7"), "its machines are up"),
-        reporting(Silence(), "done"),
-    ):
-        clock.seconds += seconds
-    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
-        (level, f"eval 7: its machines are up after {seconds:.0f} s")
-    ]
 
-
-def test_work_that_fails_says_nothing_of_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        caplog.at_level(logging.INFO, "provisioner.inspect"),
-        pytest.raises(ValueError, match="no"),
-        reporting(Listener("fails"), "done"),
-    ):
+    def fail_late() -> None:
+        clock.seconds += 2 * BOUND_SECONDS
         raise ValueError("no")
-    assert caplog.records == []
+
+    with pytest.raises(ValueError, match="no"), reporting(Listener("fails"), "done"):
+        fail_late()
+    with reporting(Listener("short"), "done"), reporting(Silence(), "done"):
+        pass
+    assert _shown(caplog) == []
+
+
+def test_a_build_that_has_been_told_says_that_it_is_done(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocking, "EVERY_SECONDS", BOUND_SECONDS)
+    monkeypatch.setattr(blocking, "time", WaitingClock())
+    with reporting(work := Listener("startup"), "its images are ready"):
+        work.note("Building the image of machine box")
+    assert _shown(caplog)[-1] == "startup: its images are ready after 0 s"
+
+
+def test_the_thread_ends_with_the_work() -> None:
+    with reporting(Listener("eval"), "done"):
+        assert "heartbeat" in {thread.name for thread in threading.enumerate()}
+    until(lambda: "heartbeat" not in {thread.name for thread in threading.enumerate()})

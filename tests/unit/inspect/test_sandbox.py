@@ -343,7 +343,6 @@ async def test_the_notes_of_a_build_say_which_machine_it_is_for(
     configured: Configured, caplog: pytest.LogCaptureFixture
 ) -> None:
     machines = (Machine(name="box"), Machine(name="web", run=("true",)), Machine(name="vault", run=("true; true",)))
-    caplog.set_level(logging.INFO, "provisioner.inspect")
     await ProvisionerSandbox.task_init("startup", Configuration(machines=machines))
     for name in ("box", "web", "vault"):
         assert caplog.text.count(f"Building the image of machine {name} (family-sandbox-") == 1
