@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -34,7 +35,7 @@ class Sockets:
             each.close()
 
     def connect(self, host: str, port: int, timeout_seconds: float) -> socket.socket:
-        """Opens a connection.
+        """Opens a connection. In another process's network it may still be on its way.
 
         Raises:
             OSError: nothing listens there, or the other process has ended.
@@ -49,8 +50,10 @@ class Sockets:
             self._unused = _open_sockets(self._pidfile)
         opened = self._unused.pop()
         try:
-            opened.settimeout(timeout_seconds)
-            opened.connect((host, port))
+            opened.setblocking(False)
+            number = opened.connect_ex((host, port))
+            if number not in (0, errno.EINPROGRESS):
+                raise OSError(number, os.strerror(number))
         except BaseException:
             opened.close()
             raise

@@ -32,18 +32,19 @@ WRITER = bytes.fromhex(
     "0000"
     "10004000000000100000000000000000"  # the packet: 64 sectors, from 1000:0000, to sector 0 ...
 )
+CONFINED = (sys.executable, "-m", "provisioner.clouds.local.vm.confinement")
 SECTOR = WRITER.ljust(510, b"\0") + b"\x55\xaa"
 LAUNCH = qemu.Launch(
     cpus=1, memory_mib=32, kernel="", initrd="", kvm=False, link=(), internet_fd=None, user=None,
 )  # fmt: skip
 
 
-def qemu_command(disk_fds: tuple[int, ...]) -> list[str]:
+def qemu_command(disk_fds: tuple[int, ...], card: int) -> list[str]:
     """QEMU's command line as for any machine, but for the kernel: this one boots from its disk."""
-    argv = qemu.command(replace(LAUNCH, disk_fds=disk_fds))
+    argv = qemu.command(replace(LAUNCH, disk_fds=disk_fds, management_fd=card))
     for option in ("-kernel", "-initrd", "-append"):
         del argv[argv.index(option) : argv.index(option) + 2]
-    return argv
+    return [*CONFINED, str(card), *argv]
 
 
 @contextlib.contextmanager
@@ -95,8 +96,9 @@ def main() -> None:
         subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *base, disk.OVERLAY, "64M"], check=True)
         with (
             disk.opened(Path(disk.OVERLAY)) as opened,
+            Path(os.devnull).open("rb") as card,
             running(sys.executable, "-m", "provisioner.clouds.local.watchdog"),
-            running(*qemu_command(opened), pass_fds=opened),
+            running(*qemu_command(opened, card.fileno()), pass_fds=(card.fileno(), *opened)),
         ):
             seen = {"full": wait_for_status("io-error"), "used_mib_when_full": used_mib()}
             time.sleep(watchdog.RESUME_SECONDS + 2)

@@ -5,8 +5,10 @@ The real QEMU, with no machine to speak of: its hub passes on what comes in, and
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from tests.waiting import BOUND_SECONDS
 LINK = (("link-web.sock", "web.sock"), ("link-db.sock", "db.sock"))
 FRAME = b"\x52\x54\0\0\0\x02" + b"\x52\x54\0\0\0\x03" + b"\x08\0" + b"flood" * 290
 MIB = 1 << 20
+CONFINED = (sys.executable, "-m", "provisioner.clouds.local.vm.confinement")
 
 
 @pytest.fixture
@@ -28,8 +31,11 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproc
     monkeypatch.chdir(tmp_path)
     argv = [qemu.PROGRAM, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg"]
     argv += ["-m", "32M", "-qmp", "unix:qmp.sock,server=on,wait=off", *qemu.confined(None)]
-    argv += [*qemu.network(LINK, None), *qemu.captured(LINK, None)]
-    with subprocess.Popen(argv, stdin=subprocess.DEVNULL) as process:
+    with Path(os.devnull).open("rb") as file:
+        card = file.fileno()
+        argv += [*qemu.network(LINK, card, None), *qemu.captured(LINK, None)]
+        started = subprocess.Popen([*CONFINED, str(card), *argv], stdin=subprocess.DEVNULL, pass_fds=[card])
+    with started as process:
         try:
             with qemu.wait_for_qmp(lambda: process.poll() is None, time.monotonic() + BOUND_SECONDS):
                 pass

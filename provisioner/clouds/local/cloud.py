@@ -31,6 +31,7 @@ from provisioner.clouds.local.frozen import snapshots
 from provisioner.clouds.local.network import captures, egress, outside_view
 from provisioner.clouds.local.network.egress import GATEWAY, MAX_RULES
 from provisioner.clouds.local.vm import disk, machine_logs, processes, qemu, shutdown
+from provisioner.clouds.local.vm.confinement import CARD_ADDRESS
 from provisioner.clouds.local.vm.credential_port import CREDENTIALS
 from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, DEFAULT_MEMORY_GIB, MINIMUM_DISK_GIB
 from provisioner.ssh.keys import ed25519_key_pair
@@ -46,8 +47,8 @@ KVM_ANSWER = "kvm.json"
 # QEMU answers at once; its version is worth no longer wait.
 VERSION_SECONDS = 1.0
 HOST_KEY = "host_key.pub"
-# User networking's gateway and name server (QEMU documentation, "User mode networking").
-MANAGEMENT_GATEWAYS = ("10.0.2.2", "10.0.2.3")
+# The other end of the management card, and an address beside it.
+MANAGEMENT_GATEWAYS = (CARD_ADDRESS, "10.0.2.3")
 SMALLEST = MachineSize(cpus=1, memory_gib=DEFAULT_MEMORY_GIB, disk_gib=MINIMUM_DISK_GIB)
 
 

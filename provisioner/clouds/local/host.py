@@ -27,6 +27,7 @@ PROGRAMS = {
     "ssh": "openssh-client",
 }
 # Debian 12 has it since 12.11 (debian-archive-keyring 2023.3+deb12u2, its changelog).
+TUN = Path("/dev/net/tun")
 DEBIAN_13_KEYS = Path("/usr/share/keyrings/debian-archive-trixie-stable.gpg")
 USER_NAMESPACES = ("unshare", "--map-root-user", "--map-auto", "--mount", "--net", "true")
 
@@ -38,6 +39,9 @@ def problems() -> list[tuple[str, str]]:
     found = []
     if missing:
         found.append((f"Missing packages: {' '.join(missing)}", f"sudo apt-get install {' '.join(missing)}"))
+    if not os.access(TUN, os.R_OK | os.W_OK):
+        remedy = "sudo modprobe tun; to a container, pass it on with --device /dev/net/tun."
+        found.append(("No usable /dev/net/tun, through which machines are reached.", remedy))
     if {"util-linux", "uidmap"} & set(missing):
         return found
     if os.geteuid() == 0 and not _works("unshare", "--net", "true"):

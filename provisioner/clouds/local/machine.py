@@ -23,6 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -112,14 +113,12 @@ def _start(directory: Path) -> None:
             if origin not in (TEMPLATE, COPY):
                 _launch(settings, launch, image)
             Path(ORIGIN).write_text(" ".join(origin.split())[:ORIGIN_CHARACTERS])
-        with _running_qemu() as qmp:
-            port = qemu.forwarded_port(qmp.monitor("info usernet"))
         address = ""
         with contextlib.suppress(FileNotFoundError):  # it is alone in its environment
             address = (credentials / "private_address").read_text().split("/")[0]
         endpoint = {
-            "host": "127.0.0.1",
-            "port": port,
+            "host": confinement.GUEST_ADDRESS,
+            "port": 22,
             "pidfile": "qemu.pid",
             "private_address": address or None,
             "origin": Path(ORIGIN).read_text(),
@@ -227,12 +226,13 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
     with (
         Path("qemu.log").open("ab") as log,
         Path(OPEN_FILE).open("wb") as inherited,
+        Path(os.devnull).open("rb") as card,
         disk.opened(Path(disk.OVERLAY)) as layer,
     ):
         if launch.frozen and not Path(credential_port.CREDENTIALS).is_dir():
             raise MachineError("it was destroyed while it started")
-        argv = qemu.command(replace(launch, disk_fds=layer))
-        process = _start_qemu(argv, log, (inherited.fileno(), *layer, *files))
+        argv = qemu.command(replace(launch, disk_fds=layer, management_fd=card.fileno()))
+        process = _start_qemu(argv, log, (inherited.fileno(), *layer, *files), card.fileno())
     if internet:
         internet.close()
     if launch.user:
@@ -248,28 +248,32 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
     return watchdog
 
 
-def _start_qemu(argv: list[str], log: IO[bytes], pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Starts QEMU in a network namespace of its own.
+def _start_qemu(argv: list[str], log: IO[bytes], pass_fds: Sequence[int], card: int) -> subprocess.Popen[bytes]:
+    """Starts QEMU in a network namespace of its own, in which the machine's management card ends.
 
-    Only users that may enter the namespace reach the forwarded port. And if the machine takes QEMU over, QEMU has no
-    network.
+    Only users that may enter the namespace reach the machine. And if the machine takes QEMU over, QEMU has no network.
+
+    Args:
+        card: as for confinement.make_card; inherited, too.
     """
     try:
         return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=pass_fds,
-            env=child_environment.for_program(os.environ), preexec_fn=_prepare_to_become_qemu,
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            pass_fds=(card, *pass_fds),
+            env=child_environment.for_program(os.environ), preexec_fn=partial(_prepare_to_become_qemu, card),
         )  # fmt: skip
     except subprocess.SubprocessError as error:
         raise MachineError(
-            "QEMU gets no network namespace, or its directory cannot be written; `provisioner doctor` says what is "
+            "QEMU gets no network of its own, or its directory cannot be written; `provisioner doctor` says what is "
             "missing"
         ) from error
 
 
-def _prepare_to_become_qemu() -> None:
+def _prepare_to_become_qemu(card: int) -> None:
     """Runs in the process that becomes QEMU: if the controller is killed now, no QEMU runs that was not noted."""
     qemu.note_process()
     confinement.leave_network()
+    confinement.make_card(card)
 
 
 def _admit(group: int, *paths: Path) -> None:

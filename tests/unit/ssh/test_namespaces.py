@@ -33,6 +33,7 @@ def test_many_connections_reach_the_namespaces_listener(enclosed: tuple[Path, in
     sockets = Sockets(pidfile)
     for _ in range(SOCKETS_AT_ONCE + 2):
         with sockets.connect("127.0.0.1", port, 5) as connection:
+            connection.settimeout(5)
             assert connection.recv(10) == b"within"
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     sockets.close()

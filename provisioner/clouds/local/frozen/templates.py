@@ -69,17 +69,23 @@ def running(
     launch = adapted(launch)
     shutdown.prepare(directory)
     ours, theirs = socket.socketpair()
-    with ours, theirs, disk.opened(directory / layer) as disk_fds, (directory / "qemu.log").open("ab") as log:
-        launch = replace(launch, disk_fds=disk_fds)
+    with (
+        ours, theirs, disk.opened(directory / layer) as disk_fds, (directory / "qemu.log").open("ab") as log,
+        Path(os.devnull).open("rb") as card,
+    ):  # fmt: skip
+        launch = replace(launch, disk_fds=disk_fds, management_fd=card.fileno())
         if launch.internet_fd is not None:
             launch = replace(launch, internet_fd=theirs.fileno())
         namespace = _NAMESPACE if launch.user else ()
         ends_in_time = ("timeout", "--signal=KILL", f"{seconds:g}")
         command = [*qemu.command(launch), *arguments]
         process = subprocess.Popen(
-            [*_ENDS_WITH_PARENT, *_WITHOUT_NETWORK, *namespace, *ends_in_time, *_ENDS_WITH_PARENT, *command],
-            cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno(), *disk_fds],
-            env=child_environment.for_python(os.environ),
+            [
+                *_ENDS_WITH_PARENT, *_WITHOUT_NETWORK, str(card.fileno()), *namespace, *ends_in_time,
+                *_ENDS_WITH_PARENT, *command,
+            ],
+            cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            pass_fds=[theirs.fileno(), card.fileno(), *disk_fds], env=child_environment.for_python(os.environ),
         )  # fmt: skip
         try:
             deadline = time.monotonic() + CONTROL_SECONDS
@@ -170,7 +176,7 @@ def key(image: Path, launch: qemu.Launch) -> str:
         launch: how the machine will start; what differs from one machine of the kind to another does not count.
     """
     internet = None if launch.internet_fd is None else 0
-    alike = replace(launch, disk_fds=(), kernel="", initrd="", user=None, internet_fd=internet)
+    alike = replace(launch, disk_fds=(), kernel="", initrd="", user=None, management_fd=0, internet_fd=internet)
     program = Path(shutil.which(qemu.PROGRAM) or qemu.PROGRAM)
     files = [program, image, Path(launch.kernel), Path(launch.initrd)]
     # Its disk names the image's by its path: a home that has moved needs new templates.

@@ -29,7 +29,7 @@ from provisioner.base import child_environment
 from provisioner.clouds.local.vm.processes import is_alive, start_time
 
 # Static configuration of the machine's internet card: this address, prefix length and default route, no DHCP.
-# Not slirp's 10.0.2.0/24, which the management card has.
+# Not 10.0.2.0/24, which the management card has.
 GUEST_ADDRESS = "10.0.3.15"
 PREFIX_LENGTH = 24
 GATEWAY = "10.0.3.2"

@@ -1,7 +1,7 @@
 """Looks at a machine's network from outside, where root in the machine can change nothing, and compares.
 
-QEMU's own arguments and its monitor say which cards there are and where they lead; user networking lists its flows;
-the egress proxy's arguments and counters say what it lets through. What cannot be seen counts as a difference.
+QEMU's own arguments and its monitor say which cards there are and where they lead; its network has no way out; the
+egress proxy's arguments and counters say what it lets through. What cannot be seen counts as a difference.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from provisioner.base.models import Environment, Role
 from provisioner.clouds.local.network import captures, egress
 from provisioner.clouds.local.network.egress import Counts
-from provisioner.clouds.local.vm import qemu
+from provisioner.clouds.local.vm import confinement, qemu
 
-# The machine's address on the management card, where the forwarded port leads (QEMU, "User mode networking").
-SSHD = ("10.0.2.15", "22")
+# In QEMU's network: the management card ends there, and no other leads away.
+INTERFACES = [confinement.CARD, "lo"]
 # A card's line in the monitor's `info network`, and its backend's below it.
 # A port of a hub is followed by what it leads to.
 CARD = re.compile(r"(?: \\ )?(?:\S+: )?(\S+): index=\d+,type=(\w+)(.*)")
@@ -35,7 +35,7 @@ class View:
     Args:
         arguments: of the running QEMU.
         interfaces: in the network of the running QEMU; empty if that is this process's own.
-        cards, flows: the monitor's `info network` and `info usernet`.
+        cards: the monitor's `info network`.
         proxy: the arguments of the running egress proxy; None if there is none.
         counts: the proxy's; None if there is none.
     """
@@ -43,7 +43,6 @@ class View:
     arguments: tuple[str, ...]
     interfaces: tuple[str, ...]
     cards: str
-    flows: str
     proxy: tuple[str, ...] | None
     counts: Counts | None
 
@@ -67,14 +66,13 @@ def _look(directory: Path) -> View:
     if pid is None:
         raise ValueError("QEMU does not run")
     with qemu.QMP(directory) as qmp:
-        cards, flows = (qmp.monitor(command) for command in ("info network", "info usernet"))
+        cards = qmp.monitor("info network")
     counters = directory / egress.COUNTERS
     proxy = egress.pid_of(directory)
     return View(
         arguments=_arguments(pid),
         interfaces=_interfaces(pid),
         cards=cards,
-        flows=flows,
         proxy=None if proxy is None else _arguments(proxy),
         counts=egress.read(counters) if counters.exists() else None,
     )
@@ -95,14 +93,13 @@ def compare(view: View, environment: Environment, role: Role) -> list[str]:
     """Returns a line for each difference. Pure."""
     allowed = {f"{destination.cidr}:{destination.port}" for destination in environment.allowed_destinations}
     link = qemu.link_sockets(role, [peer for peer in environment.roles if peer != role])
-    backends = {"management": "user", **dict.fromkeys(qemu.link_names(link), "dgram")}
+    backends = {"management": "tap", **dict.fromkeys(qemu.link_names(link), "dgram")}
     internet = environment.full_internet or bool(allowed)
-    is_expected = _pairs(view.arguments) == _pairs(qemu.network(link, 0 if internet else None))
+    is_expected = _pairs(view.arguments) == _pairs(qemu.network(link, 0, 0 if internet else None))
     return [
         *([] if is_expected else ["QEMU runs with other network arguments than it should"]),
-        *([] if view.interfaces == ("lo",) else ["QEMU does not run in its own network namespace"]),
+        *([] if sorted(view.interfaces) == INTERFACES else ["QEMU does not run in its own network namespace"]),
         *_wrong_cards(view.cards, backends, internet, is_hub=len(link) > 1),
-        *_wrong_flows(view.flows),
         *_wrong_proxy(view, allowed, environment.full_internet),
     ]
 
@@ -112,7 +109,7 @@ def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
     pairs = pairwise(arguments)
     network = [(flag, value) for flag, value in pairs if flag in ("-netdev", "-nic", "-net", "-device")]
     return sorted(
-        (flag, re.sub(r"addr\.str=\d+$", "addr.str=0", value))
+        (flag, re.sub(r"(addr\.str|,fd)=\d+$", r"\1=0", value))
         for flag, value in network
         if flag != "-device" or "net" in value
     )
@@ -127,16 +124,7 @@ def _wrong_cards(text: str, expected: dict[str, str], internet: bool, *, is_hub:
     problems = [f"QEMU's monitor says: {line[:SHOWN_CHARACTERS]!r}" for line, match in matches.items() if not match]
     if {name: match[2] for name, match in backends.items()} != kinds:
         problems.append(f"its cards lead to {sorted(backends)[:6]}, not to {sorted(kinds)}")
-    elif "restrict=on" not in backends["management"][3].split(","):
-        problems.append("its management card is not restricted")
     return problems
-
-
-def _wrong_flows(text: str) -> list[str]:
-    """User networking may carry nothing but connections from the host's loopback to the machine's sshd."""
-    rows = [line.split() for line in text.splitlines() if line.strip() and not line.endswith(":")]
-    foreign = [row for row in rows if row[0] != "Protocol[State]" and [*row[2:3], *row[4:6]] != ["127.0.0.1", *SSHD]]
-    return [f"its management card carries {' '.join(row)[:SHOWN_CHARACTERS]!r}" for row in foreign[:6]]
 
 
 def _wrong_proxy(view: View, allowed: set[str], full_internet: bool) -> list[str]:

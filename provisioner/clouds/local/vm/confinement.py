@@ -2,12 +2,13 @@
 
 Standard library only; Linux only. What Python does not offer is called through the C library.
 
-Usage: python -m provisioner.clouds.local.vm.confinement PROGRAM [ARGUMENT...]
-    becomes a program in a network namespace of its own
+Usage: python -m provisioner.clouds.local.vm.confinement FD PROGRAM [ARGUMENT...]
+    becomes a program in a network namespace of its own, with the other end of a machine's management card as FD
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import ipaddress
@@ -32,6 +33,15 @@ _RTM_NEWROUTE, _NLM_F_REQUEST_ACK_CREATE = 24, 0x405
 _RT_TABLE_LOCAL, _RTPROT_STATIC, _RT_SCOPE_HOST, _RTN_LOCAL, _RTA_DST, _RTA_OIF = 255, 4, 254, 2, 1, 4
 _BPF_LOAD_WORD, _BPF_AND, _BPF_JUMP_IF_EQUAL, _BPF_RETURN, _SKF_NET_OFF = 0x20, 0x54, 0x15, 0x06, 0xFFF00000
 _SO_ATTACH_FILTER = 26
+# linux/if_tun.h, linux/if_arp.h
+_TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 2, 0x1000
+_SIOCSIFADDR, _SIOCSIFNETMASK, _SIOCSIFHWADDR, _SIOCSARP = 0x8916, 0x891C, 0x8924, 0x8955
+_ARPHRD_ETHER, _ATF_COMPLETE_PERMANENT = 1, 6
+
+# The management card in QEMU's network: its name, and the ends of what it leads to. Ours has the same hardware address
+# each time: a machine that resumes still knows it.
+CARD, CARD_MAC = "card", "52:54:00:00:02:02"
+CARD_ADDRESS, CARD_NETMASK, GUEST_ADDRESS, GUEST_MAC = "10.0.2.2", "255.255.255.0", "10.0.2.15", "52:54:00:00:00:01"
 
 
 def give_up_privileges() -> None:
@@ -87,12 +97,51 @@ def leave_network() -> None:
         _libc("unshare", _CLONE_NEWNET)  # in a user namespace, QEMU could not become another user
     else:
         enter_namespace()
-    _bring_up_loopback()
+    _bring_up("lo")
+
+
+def make_card(descriptor: int) -> None:
+    """Makes, in this process's network, a card whose other end is a machine's, for the controller to reach the machine.
+
+    The kernel answers what the machine sends there. Nothing listens, and no other card leads away.
+
+    Args:
+        descriptor: an open file of no use, in whose place the machine's end comes.
+
+    Raises:
+        OSError: the kernel forbids it, or has no such device.
+    """
+    with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+        Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
+    tap = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+    fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", CARD.encode(), _IFF_TAP | _IFF_NO_PI))
+    os.dup2(tap, descriptor)
+    os.close(tap)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCSIFHWADDR, struct.pack("16s16s8x", CARD.encode(), _hardware(CARD_MAC)))
+        for request, address in ((_SIOCSIFADDR, CARD_ADDRESS), (_SIOCSIFNETMASK, CARD_NETMASK)):
+            fcntl.ioctl(control, request, struct.pack("16s16s8x", CARD.encode(), _protocol(address)))
+        _bring_up(CARD)
+        # A machine that has just resumed need not be asked who it is.
+        neighbour = struct.pack(
+            "16s16si16s", _protocol(GUEST_ADDRESS), _hardware(GUEST_MAC), _ATF_COMPLETE_PERMANENT, bytes(16)
+        )
+        fcntl.ioctl(control, _SIOCSARP, neighbour + CARD.encode().ljust(16, b"\0"))
+
+
+def _protocol(address: str) -> bytes:
+    """Returns a struct sockaddr_in."""
+    return struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(address))
+
+
+def _hardware(mac: str) -> bytes:
+    """Returns a struct sockaddr with an Ethernet address."""
+    return struct.pack("=H6s8x", _ARPHRD_ETHER, bytes.fromhex(mac.replace(":", "")))
 
 
 def make_networks_local(networks: Iterable[ipaddress.IPv4Network]) -> None:
     """Brings up loopback and makes every address of the networks local: `ip route add local CIDR dev lo`."""
-    _bring_up_loopback()
+    _bring_up("lo")
     loopback = socket.if_nametoindex("lo")
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
         for network in networks:
@@ -106,9 +155,9 @@ def make_networks_local(networks: Iterable[ipaddress.IPv4Network]) -> None:
                 raise OSError(error, f"route to {network}: {os.strerror(error)}")
 
 
-def _bring_up_loopback() -> None:
+def _bring_up(card: str) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        request = bytearray(struct.pack("16sh22x", b"lo", 0))  # struct ifreq
+        request = bytearray(struct.pack("16sh22x", card.encode(), 0))  # struct ifreq
         fcntl.ioctl(control, _SIOCGIFFLAGS, request)
         struct.pack_into("h", request, 16, struct.unpack_from("h", request, 16)[0] | _IFF_UP)
         fcntl.ioctl(control, _SIOCSIFFLAGS, request)
@@ -146,11 +195,13 @@ def _libc(function: str, *arguments: int) -> None:
 
 def main() -> NoReturn:
     """Leaves the network and becomes the program that the arguments name."""
+    descriptor, program, *arguments = sys.argv[1:]
     try:
         leave_network()
+        make_card(int(descriptor))
     except OSError as error:
-        sys.exit(f"It gets no network namespace; `provisioner doctor` says what is missing: {error}")
-    os.execvpe(sys.argv[1], sys.argv[1:], child_environment.for_program(os.environ))  # noqa: S606
+        sys.exit(f"It gets no network of its own; `provisioner doctor` says what is missing: {error}")
+    os.execvpe(program, [program, *arguments], child_environment.for_program(os.environ))  # noqa: S606
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import fcntl
 import itertools
 import json
 import os
-import re
 import socket
 import struct
 import time
@@ -50,14 +49,15 @@ def link_sockets(role: str, peers: Sequence[str]) -> Link:
     return tuple((f"link-{peer}.sock", f"../{peer}/link.sock") for peer in sorted(peers))
 
 
-def network(link: Link, internet_fd: int | None) -> list[str]:
+def network(link: Link, management_fd: int, internet_fd: int | None) -> list[str]:
     """Returns the arguments that give a machine its cards, and each card the one place that it leads to.
 
+    QEMU passes frames on. None of its own network stacks is among them.
+
     Args:
-        link, internet_fd: as in Launch.
+        link, management_fd, internet_fd: as in Launch.
     """
-    argv = ["-netdev", "user,id=management,ipv6=off,restrict=on,hostfwd=tcp:127.0.0.1:0-:22"]
-    argv += ["-device", _card("management", MANAGEMENT_MAC)]
+    argv = ["-netdev", f"tap,id=management,fd={management_fd}", "-device", _card("management", MANAGEMENT_MAC)]
     for name, (own, peer) in zip(link_names(link), link, strict=True):
         argv += ["-netdev", f"dgram,id={name},local.type=unix,local.path={own},remote.type=unix,remote.path={peer}"]
         if len(link) > 1:
@@ -148,6 +148,7 @@ class Launch:
         link: its sockets of the private link; none for a machine that is alone. With more than one, this QEMU is the
             link's hub.
         internet_fd: file descriptor connected to the egress proxy, or None if the machine may reach nothing outside.
+        management_fd: file descriptor of the other end of the management card (confinement.make_card).
         user: the user that QEMU becomes once it has opened its files; None for the one that starts it.
         disk_fds: descriptors of the machine's disk, one to read and write, one to read only.
         memory: file that is the machine's memory; None for memory of its own.
@@ -167,14 +168,11 @@ class Launch:
     memory: str | None = None
     frozen: bool = False
     capture: bool = False
+    management_fd: int = -1
 
 
 def command(launch: Launch) -> list[str]:
-    """Returns QEMU's argument list for one machine.
-
-    The management card is user networking with restrict=on: the guest reaches nothing through it, and a forwarded port
-    of QEMU's own network namespace reaches sshd.
-    """
+    """Returns QEMU's argument list for one machine."""
     accelerator = "kvm" if launch.kvm else f"tcg,tb-size={TRANSLATED_CODE_MIB}"
     boot = "root=/dev/vda rw console=ttyS0 net.ifnames=0"
     if not launch.kvm:
@@ -205,7 +203,7 @@ def command(launch: Launch) -> list[str]:
         # The machine asks there for its credentials.
         *("-device", "virtio-serial-pci", "-chardev", f"socket,id=credentials,path={PORT},server=on,wait=off"),
         *("-device", "virtserialport,chardev=credentials,name=provisioner"),
-        *network(launch.link, launch.internet_fd),
+        *network(launch.link, launch.management_fd, launch.internet_fd),
     ]
     if launch.capture:
         argv += captured(launch.link, launch.internet_fd)
@@ -459,16 +457,3 @@ def paused_by_full_disk(directory: Path) -> bool:
             return qmp.status() == FULL_DISK
     except (OSError, QMPError):
         return False
-
-
-def forwarded_port(usernet: str) -> int:
-    """Reads the port of 127.0.0.1 that user networking forwards, from the text of `info usernet`.
-
-    Raises:
-        QMPError: the text names no forwarded port.
-    """
-    for line in usernet.splitlines():
-        fields = line.split()
-        if len(fields) > 3 and fields[0] == "TCP[HOST_FORWARD]" and re.fullmatch("[0-9]{1,5}", fields[3]):
-            return int(fields[3])
-    raise QMPError("QEMU forwards no port")

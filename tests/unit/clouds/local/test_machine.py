@@ -59,8 +59,8 @@ TAKEN_OVER_QEMU = f"""{QEMU}
 while not asked:
     stream = visitor()
     for line in stream:
-        asked = asked or b"usernet" in line
-        stream.write(b'{{"return": "TCP[HOST_FORWARD] 5 127.0.0.1 2222"}}\\n')
+        asked = asked or b"qmp_capabilities" in line
+        stream.write(b'{{"return": {{}}}}\\n')
 os.closerange(0, 100)
 directory = os.getcwd()
 os.chdir("/")

@@ -26,7 +26,6 @@ from provisioner.clouds.local.vm.qemu import (
     QMPError,
     captured,
     command,
-    forwarded_port,
     link_sockets,
     live_pid,
     paused_by_full_disk,
@@ -46,19 +45,14 @@ def cards(argv: list[str]) -> list[str]:
     return [value for flag, value in itertools.pairwise(argv) if flag == "-netdev"]
 
 
-def test_every_machine_has_a_closed_card_and_a_loopback_port() -> None:
-    [management] = cards(command(LAUNCH))
-    assert management.startswith("user,")
-    assert "restrict=on" in management
-    assert "ipv6=off" in management
-    assert "hostfwd=tcp:127.0.0.1:0-:22" in management
+def test_the_one_card_of_a_machine_that_is_alone_leads_to_our_end() -> None:
+    assert cards(command(replace(LAUNCH, management_fd=4))) == ["tap,id=management,fd=4"]
 
 
 def test_link_and_internet_are_cards_of_their_own() -> None:
     link, internet = cards(command(replace(LAUNCH, link=LINK, internet_fd=5)))[1:]
     assert "local.type=unix,local.path=link.sock" in link
     assert "addr.str=5" in internet
-    assert "user" not in internet
 
 
 def test_the_primary_machine_is_the_hub_of_more_than_two() -> None:
@@ -176,18 +170,6 @@ def test_no_signal_is_sent_to_a_process_that_cannot_be_told(pid: int, monkeypatc
     monkeypatch.setattr("os.kill", lambda *_: pytest.fail("a signal is sent"))
     with pytest.raises(machine.MachineError, match="cannot be told"):
         machine.end(lambda: pid)
-
-
-def test_the_forwarded_port_is_read_from_qemus_own_words() -> None:
-    text = (
-        "Hub -1 (management):\r\n"
-        "  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\r\n"
-        "  TCP[HOST_FORWARD]  13       127.0.0.1 38211       10.0.2.15    22     0     0\r\n"
-    )
-    assert forwarded_port(text) == 38211
-    for garbage in ("", "TCP[ESTABLISHED] 13 127.0.0.1 1 x 22", "\0"):
-        with pytest.raises(QMPError):
-            forwarded_port(garbage)
 
 
 @pytest.mark.parametrize(
