@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
+from provisioner.base.models import Environment, Role
 from provisioner.clouds.local.network import egress
 from provisioner.clouds.local.vm import qemu
+from provisioner.session import Session
 from tests.local.conftest import Lab
 
 
@@ -18,6 +21,13 @@ def processes(lab: Lab) -> dict[str, int]:
         return {"qemu": pid}
     [passt] = Path(f"/proc/{proxy}/task/{proxy}/children").read_text().split()
     return {"qemu": pid, "egress proxy": proxy, "passt": int(passt)}
+
+
+def backends(session: Session, environment: Environment, role: Role = "primary") -> set[str]:
+    """Returns where the cards of a running machine lead, in QEMU's words: the kinds of its -netdev arguments."""
+    pid = qemu.live_pid(session.home.environments / environment.id / role / "qemu.pid")
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return {value.partition(",")[0] for flag, value in pairwise(words) if flag == "-netdev"}
 
 
 def rights(pid: int) -> dict[str, str]:

@@ -18,6 +18,7 @@ from provisioner.family.loader import TaskFamily, load_family
 from provisioner.images import build
 from provisioner.machines.connect import connect
 from provisioner.session import Session
+from tests.local.host_processes import backends
 
 # Each removes the images of its family, which has the same name in all.
 pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("layers")]
@@ -182,6 +183,7 @@ def test_a_failed_builder_can_be_kept_at_the_last_layer(layered: Layered) -> Non
         layered.built(layered.write(**failing))
     [kept] = [each for each in layered.session.environments.all() if each.family == "layered"]
     try:
+        assert backends(layered.session, kept) == {"tap", "stream"}
         assert layered.text(kept, "cat /root/requirements.txt") == "jq"
     finally:
         lifecycle.destroy(layered.session, kept)
