@@ -19,8 +19,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-# For tests of networks (RFC 2544), so that no real host has them.
-HERE, THERE = "198.18.77.1", "198.18.77.2"
+# For tests of networks (RFC 2544), so that no real host has them. The server is behind a router, as no machine
+# reaches a network of its host.
+HERE, ROUTER, THERE = "198.18.77.1", "198.18.77.2", "198.18.78.1"
 PORT = 8000
 AWAY_SECONDS = 0.02
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 1, 0x1000
@@ -83,9 +84,11 @@ def _accept(tcp: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    here = _tun("outside", HERE, THERE)
+    here = _tun("outside", HERE, ROUTER)
+    subprocess.run(["ip", "route", "add", THERE, "via", ROUTER], check=True)
     assert ctypes.CDLL(None).unshare(_CLONE_NEWNET) == 0
-    there = _tun("outside", THERE, HERE)
+    there = _tun("outside", ROUTER, HERE)
+    subprocess.run(["ip", "address", "add", THERE, "dev", "outside"], check=True)
     tcp, udp = socket.create_server((THERE, PORT)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     udp.bind((THERE, PORT))
     _start(_copy, here, there, AWAY_SECONDS)

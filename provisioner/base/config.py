@@ -58,6 +58,7 @@ class Settings(BaseModel):
         base_image: the base image of families whose manifest names none.
         disk_overcommit: local machines: how many times the host's free disk all their disks may have together; 1 lets
             every machine fill its disk.
+        private_networks: local machines: private IPv4 networks that those with the internet reach, too.
         templates: local machines: whether they resume from a frozen template of their image instead of booting.
         budget: the standing budgets.
         time_limits: how long the family's code may run, as durations such as 30m by name of the operation.
@@ -74,6 +75,7 @@ class Settings(BaseModel):
     project: str = "default"
     base_image: PrimaryDistribution = "debian-12"
     disk_overcommit: float = Field(default=8, ge=1, le=1000)
+    private_networks: tuple[str, ...] = ()
     templates: bool = True
     budget: StandingBudgets = StandingBudgets()
     time_limits: TimeLimits = TimeLimits()
@@ -116,6 +118,13 @@ class Settings(BaseModel):
         for text in value:
             if ipaddress.IPv4Network(text).prefixlen < 8:
                 raise ValueError(f"{text} is too large: a network may be at most a /8")
+        return value
+
+    @field_validator("private_networks")
+    @classmethod
+    def _are_private(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            ipaddress.IPv4Network(text)
         return value
 
     @field_validator("project")

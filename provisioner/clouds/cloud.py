@@ -457,6 +457,11 @@ class Cloud(ABC):
     The first is their management card's gateway.
     """
 
+    @property
+    def closed(self) -> tuple[str, ...]:
+        """Addresses that machines with the internet must not reach. By default none is probed."""
+        return ()
+
     def isolation_differences(self, environment: Environment) -> list[str]:
         """Compares what the cloud sees with what the task's permission calls for. Called after the probes have run.
 

@@ -98,18 +98,27 @@ class Questions:
         }
 
 
-def questions(environment: Environment, role: Role, word: str, canary: CanaryPorts, gateways: list[str]) -> Questions:
+def questions(
+    environment: Environment,
+    role: Role,
+    word: str,
+    canary: CanaryPorts,
+    gateways: list[str],
+    closed: Iterable[str] = (),
+) -> Questions:
     """Returns what one machine is asked, by what its permission forbids and promises.
 
     Args:
         word: a secret word that no other machine was given.
         gateways: addresses at which a machine might reach the controller; the first leads to its management card.
+        closed: addresses that it must not reach even with the internet.
     """
     others = (environment.endpoints[other] for other in environment.roles if other in environment.endpoints)
     peers = [end.private_address for end in others if end != environment.endpoints[role] and end.private_address]
     # All neighbours are behind one card.
     cards = () if environment.full_internet else (gateways[0], *peers[:1])
-    everyones = [*_fixed(environment, peers), *_through(None, environment, word, canary, gateways)]
+    private = [Probe(f"private network {address}", "tcp", (address, 80)) for address in closed]
+    everyones = [*_fixed(environment, peers), *private, *_through(None, environment, word, canary, gateways)]
     roots = [probe for card in cards for probe in _through(card, environment, word, canary, gateways)]
     # An ordinary user may not send ICMP.
     agents = [probe for probe in everyones if probe.method != "ping"]

@@ -30,7 +30,7 @@ from provisioner.batch.records import RECORD as BATCH_RECORD
 from provisioner.batch.records import Batches
 from provisioner.batch.suite import load_suite
 from provisioner.clouds.local.network import datagrams
-from provisioner.clouds.local.network.egress import GUEST_ADDRESS, NEVER, FrameFilter, parse_allow
+from provisioner.clouds.local.network.egress import GUEST_ADDRESS, NEVER, PRIVATE, FrameFilter, parse_allow
 from provisioner.driver.agent_frames import AgentFrames, FrameError
 from provisioner.driver.task_driver import Answer, TaskDriver
 from provisioner.environment.operations import read_submission, run_tests
@@ -265,6 +265,8 @@ def _frame(ethertype: bytes, rest: bytes) -> bytes:
     return b"\x52\x54\x00\x00\x03\x02" * 2 + ethertype + rest
 
 
+# Ethernet, IPv4, ICMP, and the 28 bytes that it quotes.
+LONGEST_REFUSAL = 14 + 20 + 8 + 28
 FRAMES = st.one_of(
     st.binary(max_size=80),
     st.builds(_frame, st.sampled_from((b"\x08\x06", b"\x08\x00", b"\x86\xdd")), st.binary(max_size=60)),
@@ -288,10 +290,13 @@ def test_frames_of_machines() -> None:
         parts = [stream[a:b] for a, b in zip([0, *sorted(cuts)], [*sorted(cuts), len(stream)], strict=True)]
         taken: list[bytes] = []
         taken_in_parts: list[bytes] = []
-        whole, cut = FrameFilter(taken.append), FrameFilter(taken_in_parts.append)
+        answers: list[bytes] = []
+        whole = FrameFilter(taken.append, refuse=lambda frame: datagrams.refuse(frame, answers.append))
+        cut = FrameFilter(taken_in_parts.append)
         passed = whole.feed(stream)
         assert b"".join(map(cut.feed, parts)) == passed
         assert taken_in_parts == taken
+        assert all(len(answer) <= LONGEST_REFUSAL for answer in answers)
         rest, passing = passed, list(taken)
         while rest:
             length = struct.unpack_from(">I", rest)[0]
@@ -302,7 +307,7 @@ def test_frames_of_machines() -> None:
             assert frame in frames
             if frame[12:14] != b"\x08\x06":
                 assert frame[12:15] == b"\x08\x00\x45"
-                assert not any(IPv4Address(frame[30:34]) in network for network in NEVER)
+                assert not any(IPv4Address(frame[30:34]) in network for network in (*NEVER, *PRIVATE))
 
     fuzz(st.tuples(st.lists(FRAMES, max_size=8), st.lists(st.integers(0, 400), max_size=4)), check)
 

@@ -278,6 +278,17 @@ def test_it_counts_what_it_connected_and_dropped(host: Host, tmp_path: Path) -> 
         assert read(path) == Counts(denied=1)
 
 
+@pytest.mark.parametrize("options", [("--full-internet",), ("--full-internet", "--private", "10.1.0.0/16")])
+def test_a_private_network_is_refused_at_once_unless_it_is_opened(options: tuple[str, ...]) -> None:
+    with machine(*options) as guest:
+        guest.send_frame(frame_maker.udp("10.1.2.3", 9, 23456, b"hello"))
+        guest.send_frame(frame_maker.udp("192.168.1.1", 9, 23456, b"hello"))
+        refusal = guest.receive(lambda frame: frame[23:24] == b"\x01", BOUND_SECONDS)
+        assert refusal is not None
+        quoted = socket.inet_ntoa(refusal[58:62])
+        assert quoted == ("192.168.1.1" if "--private" in options else "10.1.2.3")
+
+
 @pytest.mark.parametrize("options", [("--full-internet",), ("--allow", "203.0.113.7/32:443")])
 @pytest.mark.parametrize("victim", ["proxy", "passt", "card"])
 def test_no_process_outlives_another(victim: str, options: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ lives is asked of the kernel (locks, processes), never of a record.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import subprocess
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -81,6 +82,13 @@ class LocalCloud(Cloud):
         self._settings = settings
         self._images = ImageStore(home)
         self._snapshots = SnapshotStore(home)
+
+    @property
+    def closed(self) -> tuple[str, ...]:
+        """Returns an address of each private network that the settings do not open."""
+        opened = [ipaddress.IPv4Network(text) for text in self._settings.private_networks]
+        closed = [private for private in egress.PRIVATE if not any(private.overlaps(network) for network in opened)]
+        return tuple(str(private[1]) for private in closed)
 
     # Requirements
 
@@ -211,6 +219,7 @@ class LocalCloud(Cloud):
             write_atomically(directory / HOST_KEY, host_key.public)
             _write_ttl(directory, environment)
             write_atomically(directory / "accelerator", "kvm" if self._kvm_works(record.image) else "tcg")
+            write_atomically(directory / egress.OPENED, "\n".join(self._settings.private_networks))
             write_atomically(directory / machine.PEERS, "\n".join(set(environment.machines) - {role}))
             # Hardly any machine will ever boot from a layer, so that a template of it would only cost time.
             is_layer = self._images.finished(record.image) and self._images.load(record.image).kind == "layer"
@@ -287,7 +296,7 @@ class LocalCloud(Cloud):
         return ""
 
     def isolation_differences(self, environment: Environment) -> list[str]:
-        """Looks at each machine's cards, user networking and egress proxy from this host."""
+        """Looks at each machine's cards, network and egress proxy from this host."""
         return [
             difference
             for role in environment.machines

@@ -212,7 +212,7 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
     if launch.internet_fd is not None:
         internet, theirs = socket.socketpair()
         with theirs:
-            egress.start(theirs, None if settings["full_internet"] else allowed)
+            egress.start(theirs, None if settings["full_internet"] else allowed, egress.opened(Path()))
         launch = replace(launch, internet_fd=internet.fileno())
         files = (*files, internet.fileno())
     disk.create(Path(disk.OVERLAY), lower, None if launch.frozen else int(settings["disk_gib"]))

@@ -92,7 +92,7 @@ class Fabric:
 
     def update(self, network: Network) -> None:
         """Applies new rules from now on."""
-        self._forbidden = (*egress.NEVER, *egress.host_networks(Path("/proc/net/fib_trie").read_text()))
+        self._forbidden = (*egress.NEVER, *egress.host_networks(Path("/proc/net/fib_trie").read_text())[0])
         self._network = network
 
     def attach(

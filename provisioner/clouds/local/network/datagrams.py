@@ -19,11 +19,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from provisioner.clouds.local.network.egress import GATEWAY_MAC, GUEST_ADDRESS, RESOLVER
+from provisioner.clouds.local.network.egress import GATEWAY, GATEWAY_MAC, GUEST_ADDRESS, RESOLVER
 
 # IANA "Assigned Internet Protocol Numbers"; RFC 792.
 ICMP, UDP = 1, 17
 ECHO_REQUEST, ECHO_REPLY = 8, 0
+# Destination unreachable, communication administratively prohibited (RFC 1812, 5.2.7.1).
+_PROHIBITED = b"\x03\x0d"
+_FIRST_OF_MANY = 224
 # The machine's card has Ethernet's usual MTU.
 MTU = 1500
 _PIECE = (MTU - 20) // 8 * 8
@@ -107,6 +110,25 @@ def frames(flow: Flow, mac: bytes, payload: bytes, identification: int) -> list[
         ends = flow.peer + _GUEST
         built.append(ethernet + header + _checksum(header + ends) + ends + piece)
     return built
+
+
+def refuse(frame: bytes, answer: Callable[[bytes], None]) -> None:
+    """Tells a machine that it may not reach where its frame should go: it need not wait in vain.
+
+    There is no such answer to an answer, or to what is for many (RFC 1122, 3.2.2).
+
+    Args:
+        frame: an IPv4 packet without options.
+        answer: takes the frame for the machine.
+    """
+    is_request = frame[23] != ICMP or frame[_HEADERS : _HEADERS + 1] == bytes([ECHO_REQUEST])
+    if frame[26:30] != _GUEST or not is_request or frame[30] >= _FIRST_OF_MANY:
+        return
+    message = _PROHIBITED + bytes(6) + frame[_ETHERNET : _HEADERS + 8]
+    message = _PROHIBITED + _checksum(message) + message[4:]
+    header = struct.pack("!BBHHHBB", 0x45, 0, 20 + len(message), 0, _DO_NOT_FRAGMENT, 64, ICMP)
+    ends = socket.inet_aton(GATEWAY) + _GUEST
+    answer(frame[6:12] + _GATEWAY_MAC + b"\x08\x00" + header + _checksum(header + ends) + ends + message)
 
 
 def _udp(flow: Flow, payload: bytes) -> bytes:

@@ -47,6 +47,14 @@ NEVER = tuple(
     )
 )
 
+# What a machine with the internet reaches only if the operator says so (RFC 1918, RFC 6598), as it does the networks
+# of the host's own cards.
+PRIVATE = tuple(
+    ipaddress.IPv4Network(cidr) for cidr in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
+)
+# A route to more than this is a way to the internet, as of a VPN.
+_LARGEST_NEAR = 8
+
 # A message carries at most 253 descriptors (SCM_MAX_FD), and a socket filter at most 4096 instructions.
 MAX_RULES = 200
 MAX_FRAME_BYTES = 1 << 17
@@ -91,20 +99,24 @@ def allows(rules: Sequence[Rule], address: str, port: int) -> bool:
     return any(rule.port == port and ipaddress.IPv4Address(address) in rule.network for rule in rules)
 
 
-def host_networks(fib_trie: str) -> tuple[ipaddress.IPv4Network, ...]:
-    """Reads the host's own and broadcast addresses.
+def host_networks(fib_trie: str) -> tuple[tuple[ipaddress.IPv4Network, ...], tuple[ipaddress.IPv4Network, ...]]:
+    """Reads the host's own and broadcast addresses, and the networks that it reaches without a router.
 
     Args:
         fib_trie: the text of /proc/net/fib_trie: an address on one line, `/LENGTH host LOCAL` on the lines below it.
     """
-    networks = set()
+    own, near = set(), set()
     address = ""
     for line in fib_trie.splitlines():
         if match := re.match(r"\s*\|-- ([0-9.]+)$", line):
             address = match[1]
-        elif match := re.match(r"\s*/([0-9]+) \w+ (?:LOCAL|BROADCAST)\b", line):
-            networks.add(ipaddress.IPv4Network((address, int(match[1])), strict=False))
-    return tuple(sorted(networks))
+        elif match := re.match(r"\s*/([0-9]+) (\w+) (LOCAL|BROADCAST|UNICAST)\b", line):
+            network = ipaddress.IPv4Network((address, int(match[1])), strict=False)
+            if match[3] != "UNICAST":
+                own.add(network)
+            elif match[2] == "link" and network.prefixlen >= _LARGEST_NEAR:
+                near.add(network)
+    return tuple(sorted(own)), tuple(sorted(near))
 
 
 def sift(stream: bytes, passes: Callable[[bytes, int, int], bool]) -> tuple[bytes, bytes]:
@@ -157,21 +169,31 @@ class FrameFilter:
 
     Args:
         take_datagram: takes each frame with UDP or ICMP; passt never sees those.
+        opened: private networks that the machine may reach.
+        refuse: takes each frame to an address that is denied.
 
     Attributes:
         denied: how many frames to denied addresses were dropped.
     """
 
-    def __init__(self, take_datagram: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        take_datagram: Callable[[bytes], None],
+        opened: Sequence[ipaddress.IPv4Network] = (),
+        refuse: Callable[[bytes], None] = lambda _: None,
+    ) -> None:
         self._take_datagram = take_datagram
+        self._opened = opened
+        self._refuse = refuse
         self.denied = 0
         self._pending = b""
         self._verdicts: dict[bytes, bool] = {}
         self._denied: tuple[ipaddress.IPv4Network, ...] = NEVER
+        self._private: tuple[ipaddress.IPv4Network, ...] = PRIVATE
 
-    def deny(self, networks: Sequence[ipaddress.IPv4Network]) -> None:
-        """Replaces the networks that are denied in addition to NEVER."""
-        self._denied = (*NEVER, *networks)
+    def deny(self, networks: Sequence[ipaddress.IPv4Network], near: Sequence[ipaddress.IPv4Network] = ()) -> None:
+        """Replaces the networks that are denied in addition to NEVER, and those in addition to PRIVATE."""
+        self._denied, self._private = (*NEVER, *networks), (*PRIVATE, *near)
         self._verdicts.clear()
 
     def feed(self, data: bytes) -> bytes:
@@ -191,6 +213,7 @@ class FrameFilter:
         if stream[start + 20] & 0x3F or stream[start + 21] or protocol not in _CARRIED:
             return False
         if not self._permits(stream[start + 30 : start + 34]):
+            self._refuse(stream[start:end])
             return False
         if protocol != _TCP:
             self._take_datagram(stream[start:end])
@@ -202,7 +225,10 @@ class FrameFilter:
             if len(self._verdicts) >= MAX_VERDICTS:
                 self._verdicts.clear()
             address = ipaddress.IPv4Address(destination)
-            verdict = self._verdicts[destination] = not any(address in network for network in self._denied)
+            is_private = any(address in network for network in self._private)
+            is_open = not is_private or any(address in network for network in self._opened)
+            verdict = is_open and not any(address in network for network in self._denied)
+            self._verdicts[destination] = verdict
         if not verdict:
             self.denied += 1
         return verdict
@@ -276,14 +302,28 @@ def read(path: Path) -> Counts:
 COUNTERS = "network.counters"
 
 
-def start(theirs: socket.socket, allowed: list[dict[str, Any]] | None) -> None:
-    """Starts the egress proxy on one end of a socket pair; `allowed` None means the whole internet.
+# Written by the controller: the private networks that the machine reaches.
+OPENED = "private_networks"
+
+
+def opened(directory: Path) -> list[str]:
+    """Returns the private networks that a machine reaches; none if nothing says so."""
+    try:
+        return (directory / OPENED).read_text().split()
+    except FileNotFoundError:
+        return []
+
+
+def start(theirs: socket.socket, allowed: list[dict[str, Any]] | None, private: Sequence[str]) -> None:
+    """Starts the egress proxy on one end of a socket pair; `allowed` None means the whole internet, and `private`.
 
     It ends when QEMU closes the other end. Its pid is kept for `destroy` all the same.
     """
     arguments = ["--fd", str(theirs.fileno()), "--log", "network.log", "--counters", COUNTERS]
     if allowed is None:
         arguments.append("--full-internet")
+        for network in private:
+            arguments += ["--private", network]
     for destination in allowed or ():
         arguments += ["--allow", f"{destination['cidr']}:{destination['port']}"]
     pid = start_program("provisioner.clouds.local.network.egress_proxy", *arguments, pass_fds=(theirs.fileno(),))

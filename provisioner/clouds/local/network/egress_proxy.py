@@ -1,7 +1,7 @@
 """Connects one machine's internet card to what it may reach, and to nothing else. Standard library only.
 
-Usage: python -m provisioner.clouds.local.network.egress_proxy --fd N (--allow CIDR:PORT ... | --full-internet)
-           [--log FILE] [--counters FILE]
+Usage: python -m provisioner.clouds.local.network.egress_proxy --fd N [--log FILE] [--counters FILE]
+           (--allow CIDR:PORT ... | --full-internet [--private CIDR ...])
 
 N is one end of a socket pair whose other end is QEMU's `-netdev stream`. passt turns the machine's packets into
 sockets; this process starts it, watches over it and ends with it. The machine is hostile: it may send any frame.
@@ -10,10 +10,11 @@ sockets; this process starts it, watches over it and ends with it. The machine i
   (AnyIP). The listeners are created in the namespace and handed to this process, which connects each accepted
   connection to its original destination. IPv4 and TCP only. Since the listener accepts first, a destination that
   refuses looks to the machine like a connection that is reset at once.
---full-internet: passt runs beside this process and carries TCP. Frames to the host itself are dropped before passt
-  sees them. passt alone does not: `--no-map-gw` closes the gateway's address only, and root in the machine reaches the
-  host's loopback by packets sent straight to 127.0.0.1, 0.0.0.0 or one of the host's own addresses. UDP and pings are
-  carried here (datagrams.py): passt would bind each of the machine's ports on all addresses of the host.
+--full-internet: passt runs beside this process and carries TCP. Frames to the host itself and to private networks, but
+  for those that --private names, are refused before passt sees them. passt alone does not do that: `--no-map-gw` closes
+  the gateway's address only, and root in the machine reaches the host's loopback by packets sent straight to 127.0.0.1,
+  0.0.0.0 or one of the host's own addresses. UDP and pings are carried here (datagrams.py): passt would bind each of
+  the machine's ports on all addresses of the host.
 
 Either way it ends when QEMU closes its end, and passt is killed when this process ends, whatever ends it.
 """
@@ -24,6 +25,7 @@ import argparse
 import array
 import asyncio
 import contextlib
+import ipaddress
 import os
 import socket
 import struct
@@ -34,7 +36,7 @@ from pathlib import Path
 
 from provisioner.base import child_environment
 from provisioner.clouds.local.network import egress
-from provisioner.clouds.local.network.datagrams import DatagramFlows, Resolvers, parse_resolv_conf
+from provisioner.clouds.local.network.datagrams import DatagramFlows, Resolvers, parse_resolv_conf, refuse
 from provisioner.clouds.local.network.egress import Counters, FrameFilter, Rule
 from provisioner.clouds.local.vm import confinement
 
@@ -103,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--allow", action="append", metavar="CIDR:PORT", help="an allowlisted destination; repeatable")
     mode.add_argument("--full-internet", action="store_true")
+    parser.add_argument("--private", action="append", default=[], metavar="CIDR", type=ipaddress.IPv4Network)
     parser.add_argument("--log", type=Path, help="file for all output, passt's too")
     parser.add_argument("--counters", type=Path, help="file for what it counts")
     options = parser.parse_args(arguments)
@@ -119,7 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(log.fileno(), 2)
     counters = Counters(options.counters)
     confinement.give_up_privileges()
-    return asyncio.run(_full_internet(qemu, counters) if options.full_internet else _allowlist(qemu, rules, counters))
+    return asyncio.run(
+        _full_internet(qemu, counters, options.private) if options.full_internet else _allowlist(qemu, rules, counters)
+    )
 
 
 def _start_passt(link: socket.socket, options: Sequence[str], prepare: Callable[[], None]) -> int:
@@ -161,7 +166,7 @@ async def _until_end(pid: int) -> int:
     return max(1, code) if (code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) else 0
 
 
-async def _full_internet(qemu: socket.socket, counters: Counters) -> int:
+async def _full_internet(qemu: socket.socket, counters: Counters, private: Sequence[ipaddress.IPv4Network]) -> int:
     """Runs passt on a second socket pair, and passes every frame of the machine through the filter.
 
     The way out: QEMU, `frames`, and then passt or `flows`. The way in: passt or `flows`, `card`, QEMU.
@@ -173,7 +178,7 @@ async def _full_internet(qemu: socket.socket, counters: Counters) -> int:
         end.setblocking(False)
     card, resolvers = Card(qemu), Resolvers()
     flows = DatagramFlows(card.offer, resolvers)
-    frames = FrameFilter(flows.forward)
+    frames = FrameFilter(flows.forward, private, lambda frame: refuse(frame, card.offer))
     _read_host(frames, resolvers)
     work = (_filter(qemu, ours, frames, counters), card.copy(ours), card.write_offered(), flows.expire())
     tasks = [asyncio.create_task(task) for task in (*work, _follow_host(frames, resolvers))]
@@ -196,7 +201,7 @@ async def _filter(qemu: socket.socket, passt: socket.socket, frames: FrameFilter
 
 
 def _read_host(frames: FrameFilter, resolvers: Resolvers) -> None:
-    frames.deny(egress.host_networks(HOST_ADDRESSES.read_text()))
+    frames.deny(*egress.host_networks(HOST_ADDRESSES.read_text()))
     with contextlib.suppress(OSError):
         resolvers.replace(parse_resolv_conf(RESOLV_CONF.read_text(errors="replace")))
 

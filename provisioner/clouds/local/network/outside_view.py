@@ -38,6 +38,7 @@ class View:
         cards: the monitor's `info network`.
         proxy: the arguments of the running egress proxy; None if there is none.
         counts: the proxy's; None if there is none.
+        opened: the private networks that the machine reaches.
     """
 
     arguments: tuple[str, ...]
@@ -45,6 +46,7 @@ class View:
     cards: str
     proxy: tuple[str, ...] | None
     counts: Counts | None
+    opened: tuple[str, ...] = ()
 
 
 def differences(directory: Path, environment: Environment, role: Role) -> list[str]:
@@ -75,6 +77,7 @@ def _look(directory: Path) -> View:
         cards=cards,
         proxy=None if proxy is None else _arguments(proxy),
         counts=egress.read(counters) if counters.exists() else None,
+        opened=tuple(egress.opened(directory)),
     )
 
 
@@ -136,6 +139,8 @@ def _wrong_proxy(view: View, allowed: set[str], full_internet: bool) -> list[str
     problems = []
     if {value for flag, value in flags if flag == "--allow"} != allowed:
         problems.append("its egress proxy was given another allowlist")
+    if [value for flag, value in flags if flag == "--private"] != (list(view.opened) if full_internet else []):
+        problems.append("its egress proxy was given other private networks")
     if ("--full-internet" in view.proxy) != full_internet:
         problems.append("its egress proxy was given another permission")
     if view.counts.outside:

@@ -14,7 +14,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from provisioner.clouds.local.network import datagrams, egress
-from provisioner.clouds.local.network.datagrams import Datagram, DatagramFlows, Flow, Resolvers, parse_resolv_conf
+from provisioner.clouds.local.network.datagrams import (
+    Datagram,
+    DatagramFlows,
+    Flow,
+    Resolvers,
+    parse_resolv_conf,
+    refuse,
+)
 from tests.unit.clouds.local.network import frame_maker
 from tests.unit.clouds.local.network.frame_maker import MAC, payload_of, ping, udp
 from tests.unit.fakes.clock import WaitingClock
@@ -36,7 +43,7 @@ def test_a_datagram_is_read() -> None:
 
 
 def test_a_ping_is_read_with_its_header() -> None:
-    datagram = datagrams.parse(frame_maker.ping(PEER, 77, b"data"))
+    datagram = datagrams.parse(ping(PEER, 77, b"data"))
     assert datagram is not None
     assert datagram.flow == Flow(datagrams.ICMP, 77, socket.inet_aton(PEER), 0)
     assert datagram.payload[:2] == b"\x08\x00"
@@ -81,6 +88,39 @@ def test_what_a_broken_frame_carries_lies_within_it(changes: list[tuple[int, int
         frame[place] = value
     datagram = datagrams.parse(bytes(frame))
     assert datagram is None or datagram.payload in bytes(frame)
+
+
+def refused(frame: bytes) -> list[bytes]:
+    answers: list[bytes] = []
+    refuse(frame, answers.append)
+    return answers
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [udp("10.0.0.1", 53, 9, b"x"), ping("10.0.0.1", 7), frame_maker.ipv4(6, "10.0.0.1", bytes(20))],
+    ids=["udp", "ping", "tcp"],
+)
+def test_a_refusal_quotes_what_it_refuses(frame: bytes) -> None:
+    message = payload_of(refused(frame))
+    assert message[:2] == b"\x03\x0d"
+    assert frame_maker.checksum(message) == 0
+    assert message[8:] == frame[14:42]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        frame_maker.ipv4(1, "10.0.0.1", b"\x03\x0d" + bytes(6)),
+        udp("224.0.0.1", 53, 9, b"x"),
+        udp("255.255.255.255", 53, 9, b"x"),
+        udp("10.0.0.1", 53, 9, b"x", source="10.0.3.99"),
+        frame_maker.ipv4(1, "10.0.0.1", b""),
+    ],
+    ids=["an error", "many", "all", "another's", "empty"],
+)
+def test_nothing_is_said_of_what_may_not_be_refused(frame: bytes) -> None:
+    assert refused(frame) == []
 
 
 @example(bytes(65_507), 1)

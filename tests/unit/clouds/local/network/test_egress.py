@@ -60,7 +60,7 @@ def test_a_port_is_allowed_for_its_own_network_only(address: str, port: int, all
     assert egress.allows(rules, address, port) is allowed
 
 
-def test_the_hosts_own_addresses_are_read_from_the_kernels_table() -> None:
+def test_the_hosts_addresses_and_networks_are_read_from_the_kernels_table() -> None:
     table = """Main:
   +-- 0.0.0.0/0 3 0 5
      |-- 0.0.0.0
@@ -74,12 +74,14 @@ def test_the_hosts_own_addresses_are_read_from_the_kernels_table() -> None:
         /32 link BROADCAST
      |-- 192.0.2.0
         /24 link UNICAST
+     |-- 198.51.100.0
+        /24 universe UNICAST
+     |-- 128.0.0.0
+        /1 link UNICAST
 """
-    assert [str(network) for network in egress.host_networks(table)] == [
-        "127.0.0.0/8",
-        "192.0.2.2/32",
-        "192.0.2.255/32",
-    ]
+    own, near = egress.host_networks(table)
+    assert list(map(str, own)) == ["127.0.0.0/8", "192.0.2.2/32", "192.0.2.255/32"]
+    assert list(map(str, near)) == ["192.0.2.0/24"]
 
 
 def ipv4(destination: str, first: int = 0x45, protocol: int = 6, place: int = 0) -> bytes:
@@ -142,6 +144,24 @@ def test_a_new_address_of_the_host_is_denied_at_once(frames: egress.FrameFilter)
     assert frames.feed(frame) == frame
     frames.deny([ipaddress.IPv4Network("203.0.113.7/32")])
     assert frames.feed(frame) == b""
+
+
+@pytest.mark.parametrize("address", ["10.1.2.3", "172.31.0.1", "192.168.1.1", "100.127.255.254", "192.0.2.9"])
+def test_a_private_network_is_reached_only_if_it_is_opened(address: str) -> None:
+    refused: list[bytes] = []
+    frame = ipv4(address)
+    for opened, passes in (((), False), ((ipaddress.IPv4Network(f"{address}/32"),), True)):
+        frames = egress.FrameFilter(lambda _: None, opened, refused.append)
+        frames.deny([ipaddress.IPv4Network("192.0.2.2/32")], near=[ipaddress.IPv4Network("192.0.2.0/24")])
+        assert frames.feed(framed(frame)) == (framed(frame) if passes else b"")
+    assert refused == [frame]
+
+
+def test_what_is_never_reached_cannot_be_opened() -> None:
+    frames = egress.FrameFilter(lambda _: None, [ipaddress.IPv4Network("0.0.0.0/0")])
+    frames.deny([ipaddress.IPv4Network("192.0.2.2/32")])
+    for address in ("127.0.0.1", "169.254.169.254", "100.100.100.200", "192.0.2.2"):
+        assert frames.feed(framed(ipv4(address))) == b""
 
 
 @pytest.mark.parametrize("protocol", [17, 1], ids=["udp", "icmp"])
