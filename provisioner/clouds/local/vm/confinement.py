@@ -29,8 +29,11 @@ from provisioner.clouds.local.vm.processes import own_user
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
-_RTM_NEWROUTE, _NLM_F_REQUEST_ACK_CREATE = 24, 0x405
-_RT_TABLE_LOCAL, _RTPROT_STATIC, _RT_SCOPE_HOST, _RTN_LOCAL, _RTA_DST, _RTA_OIF = 255, 4, 254, 2, 1, 4
+_RTM_NEWLINK, _RTM_NEWROUTE, _NLM_F_REQUEST_ACK, _NLM_F_CREATE = 16, 24, 5, 0x400
+_RTPROT_STATIC, _RTA_DST, _RTA_OIF = 4, 1, 4
+# Table, protocol, scope and type of a route: to addresses of this host's, and to a neighbour.
+_LOCAL, _NEIGHBOUR = (255, _RTPROT_STATIC, 254, 2), (254, _RTPROT_STATIC, 253, 1)
+_IFLA_AF_SPEC, _IFLA_INET_CONF, _IPV4_DEVCONF_RP_FILTER = 26, 1, 8
 _BPF_LOAD_WORD, _BPF_AND, _BPF_JUMP_IF_EQUAL, _BPF_RETURN, _SKF_NET_OFF = 0x20, 0x54, 0x15, 0x06, 0xFFF00000
 _SO_ATTACH_FILTER = 26
 # linux/if_tun.h, linux/if_arp.h
@@ -41,7 +44,7 @@ _ARPHRD_ETHER, _ATF_COMPLETE_PERMANENT = 1, 6
 # The management card in QEMU's network: its name, and the ends of what it leads to. Ours has the same hardware address
 # each time: a machine that resumes still knows it.
 CARD, CARD_MAC = "card", "52:54:00:00:02:02"
-CARD_ADDRESS, CARD_NETMASK, GUEST_ADDRESS, GUEST_MAC = "10.0.2.2", "255.255.255.0", "10.0.2.15", "52:54:00:00:00:01"
+CARD_ADDRESS, GUEST_ADDRESS, GUEST_MAC = "10.0.2.2", "10.0.2.15", "52:54:00:00:00:01"
 
 
 def give_up_privileges() -> None:
@@ -103,7 +106,8 @@ def leave_network() -> None:
 def make_card(descriptor: int) -> None:
     """Makes, in this process's network, a card whose other end is a machine's, for the controller to reach the machine.
 
-    The kernel answers what the machine sends there. Nothing listens, and no other card leads away.
+    The kernel answers what the machine sends there, from its own address alone: machines that claim others would fill
+    the table of neighbours, which the host's networks share. Nothing listens, and no other card leads away.
 
     Args:
         descriptor: an open file of no use, in whose place the machine's end comes.
@@ -119,9 +123,11 @@ def make_card(descriptor: int) -> None:
     os.close(tap)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, _SIOCSIFHWADDR, struct.pack("16s16s8x", CARD.encode(), _hardware(CARD_MAC)))
-        for request, address in ((_SIOCSIFADDR, CARD_ADDRESS), (_SIOCSIFNETMASK, CARD_NETMASK)):
+        for request, address in ((_SIOCSIFADDR, CARD_ADDRESS), (_SIOCSIFNETMASK, "255.255.255.255")):
             fcntl.ioctl(control, request, struct.pack("16s16s8x", CARD.encode(), _protocol(address)))
+        _answer_neighbours_only(CARD)
         _bring_up(CARD)
+        _add_route(ipaddress.IPv4Network(GUEST_ADDRESS), _NEIGHBOUR, CARD)
         # A machine that has just resumed need not be asked who it is.
         neighbour = struct.pack(
             "16s16si16s", _protocol(GUEST_ADDRESS), _hardware(GUEST_MAC), _ATF_COMPLETE_PERMANENT, bytes(16)
@@ -142,17 +148,40 @@ def _hardware(mac: str) -> bytes:
 def make_networks_local(networks: Iterable[ipaddress.IPv4Network]) -> None:
     """Brings up loopback and makes every address of the networks local: `ip route add local CIDR dev lo`."""
     _bring_up("lo")
-    loopback = socket.if_nametoindex("lo")
+    for network in networks:
+        _add_route(network, _LOCAL, "lo")
+
+
+def _add_route(network: ipaddress.IPv4Network, kind: tuple[int, int, int, int], card: str) -> None:
+    body = struct.pack("=8BI", socket.AF_INET, network.prefixlen, 0, 0, *kind, 0)
+    body += _attribute(_RTA_DST, network.network_address.packed)
+    body += _attribute(_RTA_OIF, struct.pack("=I", socket.if_nametoindex(card)))
+    _tell_kernel(_RTM_NEWROUTE, _NLM_F_CREATE, body, f"route to {network}")
+
+
+def _answer_neighbours_only(card: str) -> None:
+    """Has the kernel drop what comes from addresses to which no route leads through the card (rp_filter)."""
+    settings = _attribute(_IFLA_INET_CONF, _attribute(_IPV4_DEVCONF_RP_FILTER, struct.pack("=I", 1)))
+    body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, socket.if_nametoindex(card), 0, 0)
+    body += _attribute(_IFLA_AF_SPEC, _attribute(socket.AF_INET, settings))
+    _tell_kernel(_RTM_NEWLINK, 0, body, f"settings of {card}")
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value
+
+
+def _tell_kernel(kind: int, flags: int, body: bytes, what: str) -> None:
+    """Sends the kernel a request about its networks (rtnetlink(7)).
+
+    Raises:
+        OSError: it refuses.
+    """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
-        for network in networks:
-            kind = (_RT_TABLE_LOCAL, _RTPROT_STATIC, _RT_SCOPE_HOST, _RTN_LOCAL)
-            body = struct.pack("=8BI", socket.AF_INET, network.prefixlen, 0, 0, *kind, 0)
-            body += struct.pack("=HH4s", 8, _RTA_DST, network.network_address.packed)
-            body += struct.pack("=HHI", 8, _RTA_OIF, loopback)
-            netlink.send(struct.pack("=IHHII", 16 + len(body), _RTM_NEWROUTE, _NLM_F_REQUEST_ACK_CREATE, 1, 0) + body)
-            error = -struct.unpack_from("=i", netlink.recv(4096), 16)[0]  # NLMSG_ERROR; 0 is the acknowledgement
-            if error:
-                raise OSError(error, f"route to {network}: {os.strerror(error)}")
+        netlink.send(struct.pack("=IHHII", 16 + len(body), kind, _NLM_F_REQUEST_ACK | flags, 1, 0) + body)
+        error = -struct.unpack_from("=i", netlink.recv(4096), 16)[0]  # NLMSG_ERROR; 0 is the acknowledgement
+        if error:
+            raise OSError(error, f"{what}: {os.strerror(error)}")
 
 
 def _bring_up(card: str) -> None:
