@@ -124,7 +124,8 @@ class Settings(BaseModel):
     @classmethod
     def _are_private(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for text in value:
-            ipaddress.IPv4Network(text)
+            if (network := ipaddress.IPv4Network(text)).prefixlen < 8 or network.is_loopback or network.is_link_local:
+                raise ValueError(f"{text} is no private network of at most a /8")
         return value
 
     @field_validator("project")

@@ -25,6 +25,8 @@ PUBLIC_NAMES = (("deb.debian.org", 80), ("pypi.org", 443))
 # Amazon's page "Instance metadata", ECS task credentials, and the VPC resolver's link-local address.
 METADATA = ("169.254.169.254", "169.254.170.2")
 RESOLVERS = ("169.254.169.253", "10.0.2.3")
+# No machine runs a service there on a bridge of its own (RFC 863).
+DISCARD = 9
 S3_NAME, S3_ADDRESS = "s3.amazonaws.com", "52.216.0.1"
 # Of a probe's detail; guest/sent/probe.py cuts it there.
 DETAIL_CHARACTERS = 200
@@ -117,7 +119,7 @@ def questions(
     peers = [end.private_address for end in others if end != environment.endpoints[role] and end.private_address]
     # All neighbours are behind one card.
     cards = () if environment.full_internet else (gateways[0], *peers[:1])
-    private = [Probe(f"private network {address}", "tcp", (address, 80)) for address in closed]
+    private = [Probe(f"private network {address}", "tcp", (address, DISCARD)) for address in closed]
     everyones = [*_fixed(environment, peers), *private, *_through(None, environment, word, canary, gateways)]
     roots = [probe for card in cards for probe in _through(card, environment, word, canary, gateways)]
     # An ordinary user may not send ICMP.

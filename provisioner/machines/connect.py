@@ -103,7 +103,7 @@ def connect_kept(session: Session, environment: Environment, role: Role) -> Call
     login = session.environments.login(environment, role, "root")
     path = session.environments.directory(environment.id) / f"connection-{role}"
     where = f"{login.endpoint.host}:{login.endpoint.port}"
-    kept = KeptConnection(path, where, session.check, session.calls(environment, role))
+    kept = KeptConnection(path, where, session.check, session.calls(environment, role), login.pidfile)
 
     def note_silence() -> None:
         what = f"the {environment.hostname(role)} machine does not answer yet"
@@ -117,7 +117,7 @@ def connect_kept(session: Session, environment: Environment, role: Role) -> Call
                 if not kept.listens():
                     known_hosts = path.parent / "keys" / f"known_hosts_{role}"
                     keep_connection(login, known_hosts, path, SOCKET, session.check)
-        with KeptConnection(path, where, session.check) as unrecorded:
+        with KeptConnection(path, where, session.check, pidfile=login.pidfile) as unrecorded:
             if unrecorded.answers():
                 return kept
 

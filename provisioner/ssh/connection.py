@@ -27,7 +27,7 @@ from provisioner.ssh.bounded_transport import BoundedTransport
 from provisioner.ssh.calls import SOCKET, Calls, NoServerError, refused
 from provisioner.ssh.exchange import Channel
 from provisioner.ssh.keys import Login
-from provisioner.ssh.namespaces import Sockets
+from provisioner.ssh.namespaces import Sockets, is_held
 
 GUEST = Path(__file__).parent.parent / "guest"
 # The service's file: a machine that has it runs the server, or did.
@@ -68,10 +68,9 @@ os._exit(0)
 """
 
 
-# While a machine boots, a forwarded port accepts connections before the guest's sshd does, and a packet lost then is
-# repeated only seconds later. So new attempts start beside those that wait, ever more rarely: a busy machine's sshd may
-# take its time, and each attempt adds to its work. One that is refused has reached the guest. A machine that is up gets
-# the longest pause at once.
+# While a machine boots, it takes no packets, and one that is lost is repeated only seconds later. So new attempts start
+# beside those that wait, ever more rarely: a busy machine's sshd may take its time, and each attempt adds to its work.
+# One that is refused has reached the guest. A machine that is up gets the longest pause at once.
 ATTEMPT_SECONDS = 0.7
 LONGEST_PAUSE_SECONDS = 8.0
 REFUSED_SECONDS = 0.15
@@ -232,7 +231,8 @@ class Connection(Calls):
     @property
     def active(self) -> bool:
         """Whether the connection has not broken, as far as is known here."""
-        return self._transport.is_active()
+        pidfile = self.login.pidfile
+        return self._transport.is_active() and (pidfile is None or is_held(pidfile))
 
     def close(self) -> None:
         """Ends the connection, and whatever waits for it. Safe to repeat, and never waits for the machine."""
@@ -253,7 +253,7 @@ class Connection(Calls):
             try:
                 return self._transport.open_unix_socket(SOCKET, HANDSHAKE_SECONDS), b""
             except paramiko.SSHException:
-                if not self._transport.is_active() or time.monotonic() - begin > HANDSHAKE_SECONDS:
+                if not self.active or time.monotonic() - begin > HANDSHAKE_SECONDS:
                     raise
             if not self._has_server():
                 return self._own_server()

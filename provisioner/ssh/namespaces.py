@@ -11,6 +11,7 @@ from pathlib import Path
 
 from provisioner.base import child_environment
 from provisioner.base.printable import last_lines
+from provisioner.ssh.namespace_program import holder
 
 PROGRAM = Path(__file__).with_name("namespace_program.py")
 # One process opens this many, as a machine that boots is tried many times.
@@ -58,6 +59,14 @@ class Sockets:
             opened.close()
             raise
         return opened
+
+
+def is_held(pidfile: Path) -> bool:
+    """Returns whether a process locks a pidfile. No connection tells that a network has gone with its process."""
+    try:
+        return bool(holder(str(pidfile)))
+    except OSError:
+        return False
 
 
 def _open_sockets(pidfile: Path) -> list[socket.socket]:

@@ -26,7 +26,7 @@ from provisioner.base.signals import no_check
 from provisioner.recording.calls import CallLog
 from provisioner.ssh.calls import Calls
 from provisioner.ssh.keys import CIPHERS, KEY_EXCHANGES, MACS, Login
-from provisioner.ssh.namespaces import proxy_command
+from provisioner.ssh.namespaces import is_held, proxy_command
 
 
 def ssh_command(login: Login, known_hosts: Path, *more: str) -> list[str]:
@@ -142,12 +142,19 @@ class KeptConnection(Calls):
         where: the machine's address, for messages.
         check: called whenever a call waits; an exception that it raises ends the call.
         calls: records what the machine is told to do; None records nothing.
+        pidfile: as in the machine's Login.
     """
 
     def __init__(
-        self, path: Path, where: str, check: Callable[[], None] = no_check, calls: CallLog | None = None
+        self,
+        path: Path,
+        where: str,
+        check: Callable[[], None] = no_check,
+        calls: CallLog | None = None,
+        pidfile: Path | None = None,
     ) -> None:
         super().__init__(where, calls, check)
+        self._pidfile = pidfile
         self._path = path
         self._is_closed = False
         self._channels = weakref.WeakSet[KeptChannel]()
@@ -175,8 +182,8 @@ class KeptConnection(Calls):
 
     @property
     def active(self) -> bool:
-        """Whether this side has not closed it. If the connection breaks, each channel ends."""
-        return not self._is_closed
+        """Whether this side has not closed it, and the machine is there. If it breaks, each channel ends."""
+        return not self._is_closed and (self._pidfile is None or is_held(self._pidfile))
 
     def close(self) -> None:
         """Ends the calls that were made here. Safe to repeat."""

@@ -11,13 +11,14 @@ import os
 import select
 import socket
 import struct
+import subprocess
 import sys
-from pathlib import Path
 
 from provisioner.clouds.local.vm import confinement
 from tests.unit.clouds.local.network.frame_maker import checksum
 
 GUEST, HOST = (bytes.fromhex(mac.replace(":", "")) for mac in (confinement.GUEST_MAC, confinement.CARD_MAC))
+OWN = "fe80::5054:ff:fe00:202"
 CLAIMED = 3000
 WAIT_SECONDS = 2.0
 
@@ -35,6 +36,26 @@ def syn(source: str, target: str, port: int) -> bytes:
     segment = plain[:16] + struct.pack("!H", checksum(ends + struct.pack("!HH", 6, 20) + plain)) + plain[18:]
     header = struct.pack("!BBHHHBBH", 0x45, 0, 40, 1, 0x4000, 64, 6, 0)
     return HOST + GUEST + b"\x08\x00" + header[:10] + struct.pack("!H", checksum(header + ends)) + ends + segment
+
+
+def solicitation(number: int) -> bytes:
+    """Asks by IPv6 for the address that the host's end would choose by its MAC address, as one machine of many."""
+    source, target = socket.inet_pton(socket.AF_INET6, f"fe80::{number + 1:x}"), socket.inet_pton(socket.AF_INET6, OWN)
+    multicast = bytes.fromhex("ff0200000000000000000001ff") + target[13:]
+    body = bytes(4) + target + b"\1\1" + GUEST
+    summed = checksum(source + multicast + struct.pack("!IxxxB", 4 + len(body), 58) + b"\x87\0\0\0" + body)
+    message = b"\x87\0" + struct.pack("!H", summed) + body
+    return (
+        b"\x33\x33\xff"
+        + target[13:]
+        + GUEST
+        + b"\x86\xdd\x60\0\0\0"
+        + struct.pack("!H", len(message))
+        + b"\x3a\xff"
+        + source
+        + multicast
+        + message
+    )
 
 
 def answer(card: int, frame: bytes) -> str:
@@ -64,8 +85,9 @@ def main() -> None:
     for number in range(CLAIMED):
         with contextlib.suppress(BlockingIOError):
             os.write(card, arp(f"10.{number >> 8}.{number & 255}.7"))
-    neighbours = Path("/proc/self/net/arp").read_text().splitlines()[1:]
-    print(json.dumps({**said, "neighbours": [line.split()[0] for line in neighbours]}))
+            os.write(card, solicitation(number))
+    neighbours = json.loads(subprocess.run(["ip", "-json", "neigh"], check=True, stdout=subprocess.PIPE).stdout)
+    print(json.dumps({**said, "neighbours": [each["dst"] for each in neighbours]}))
 
 
 if __name__ == "__main__":

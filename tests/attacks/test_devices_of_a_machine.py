@@ -15,7 +15,7 @@ from provisioner.clouds.local.vm import disk, qemu, shutdown
 from tests.waiting import BOUND_SECONDS
 
 MOST_FUNCTIONS = 6  # host bridge, ISA bridge, disk, random numbers, serial ports, management card
-NEEDLESS = ("ahci", "ICH9-SMB", "i8042", "vmport", "vmmouse", "VGA", "usb", "floppy", "parallel")
+NEEDLESS = ("kvmvapic", "ahci", "ICH9-SMB", "i8042", "vmport", "vmmouse", "VGA", "usb", "floppy", "parallel")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.base.errors import IsolationError
+from provisioner.base.errors import IsolationError, MachineLostError
 from provisioner.base.models import Destination, Environment, Role
 from provisioner.clouds.local.network import outside_view
-from provisioner.clouds.local.vm import confinement
+from provisioner.clouds.local.vm import confinement, qemu
 from provisioner.environment import lifecycle, snapshots
 from provisioner.family.loader import load_family
 from provisioner.isolation import questions
@@ -191,6 +192,15 @@ def copy_of(lab: Lab) -> Iterator[Lab]:
             lifecycle.destroy(lab.session, environment)
     finally:
         store.remove(name)
+
+
+def test_a_machine_whose_qemu_ends_is_lost_and_not_late(session: Session) -> None:
+    with environment_of(session, "open_door", "offline") as lab:
+        pid = qemu.live_pid(session.home.environments / lab.environment.id / "primary" / "qemu.pid")
+        assert pid is not None
+        command = ["sh", "-c", "echo begun; sleep 1000"]
+        with connect(session, lab.environment, "primary") as connection, pytest.raises(MachineLostError):
+            connection.run(command, timeout_seconds=120, on_stdout=lambda _: os.kill(pid, signal.SIGKILL))
 
 
 def test_more_than_promised_tears_the_environment_down(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,10 +85,10 @@ class LocalCloud(Cloud):
 
     @property
     def closed(self) -> tuple[str, ...]:
-        """Returns an address of each private network that the settings do not open."""
+        """Returns addresses of private networks that the settings do not open."""
         opened = [ipaddress.IPv4Network(text) for text in self._settings.private_networks]
-        closed = [private for private in egress.PRIVATE if not any(private.overlaps(network) for network in opened)]
-        return tuple(str(private[1]) for private in closed)
+        ends = [address for private in egress.PRIVATE for address in (private[1], private[-2])]
+        return tuple(str(each) for each in ends if not any(each in network for network in opened))
 
     # Requirements
 
@@ -300,7 +300,9 @@ class LocalCloud(Cloud):
         return [
             difference
             for role in environment.machines
-            for difference in outside_view.differences(self._directory(environment, role), environment, role)
+            for difference in outside_view.differences(
+                self._directory(environment, role), environment, role, self._settings.private_networks
+            )
         ]
 
     def versions(self, environment: Environment) -> dict[str, str]:

@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from provisioner.base import child_environment
+from provisioner.clouds.local.vm import confinement
 from provisioner.clouds.local.vm.processes import own_user
 from provisioner.clouds.local.vm.qemu import confined
 from provisioner.store.files import write_atomically
@@ -27,7 +29,6 @@ PROGRAMS = {
     "ssh": "openssh-client",
 }
 # Debian 12 has it since 12.11 (debian-archive-keyring 2023.3+deb12u2, its changelog).
-TUN = Path("/dev/net/tun")
 DEBIAN_13_KEYS = Path("/usr/share/keyrings/debian-archive-trixie-stable.gpg")
 USER_NAMESPACES = ("unshare", "--map-root-user", "--map-auto", "--mount", "--net", "true")
 
@@ -39,9 +40,6 @@ def problems() -> list[tuple[str, str]]:
     found = []
     if missing:
         found.append((f"Missing packages: {' '.join(missing)}", f"sudo apt-get install {' '.join(missing)}"))
-    if not os.access(TUN, os.R_OK | os.W_OK):
-        remedy = "sudo modprobe tun; to a container, pass it on with --device /dev/net/tun."
-        found.append(("No usable /dev/net/tun, through which machines are reached.", remedy))
     if {"util-linux", "uidmap"} & set(missing):
         return found
     if os.geteuid() == 0 and not _works("unshare", "--net", "true"):
@@ -56,6 +54,9 @@ def problems() -> list[tuple[str, str]]:
                 "sudo sysctl kernel.unprivileged_userns_clone=1",
             )
         )
+    if not found and not _makes_card():
+        remedy = "sudo modprobe tun; sudo chmod 666 /dev/net/tun; to a container, pass it on: --device /dev/net/tun."
+        found.append(("No usable /dev/net/tun, through which machines are reached.", remedy))
     return found
 
 
@@ -78,11 +79,15 @@ def notes(kvm_answer: Path) -> list[str]:
     return found
 
 
-def _works(*argv: str) -> bool:
-    done = subprocess.run(
-        argv, capture_output=True, stdin=subprocess.DEVNULL, check=False, env=child_environment.for_program(os.environ)
-    )
-    return done.returncode == 0
+def _works(*argv: str, environment: dict[str, str] | None = None) -> bool:
+    env = environment or child_environment.for_program(os.environ)
+    return subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, check=False, env=env).returncode == 0
+
+
+def _makes_card() -> bool:
+    """Returns whether a machine's management card can be made, by making one."""
+    program = (sys.executable, "-m", confinement.__name__, "0", "true")
+    return _works(*program, environment=child_environment.for_python(os.environ))
 
 
 # Under working KVM, a kernel without a root file system panics about a second after its start, which ends QEMU.

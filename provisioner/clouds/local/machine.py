@@ -263,17 +263,22 @@ def _start_qemu(argv: list[str], log: IO[bytes], pass_fds: Sequence[int], card: 
             env=child_environment.for_program(os.environ), preexec_fn=partial(_prepare_to_become_qemu, card),
         )  # fmt: skip
     except subprocess.SubprocessError as error:
+        said = read_end(Path("qemu.log"), 200).decode(errors="replace").strip()
         raise MachineError(
             "QEMU gets no network of its own, or its directory cannot be written; `provisioner doctor` says what is "
-            "missing"
+            f"missing. {said}"
         ) from error
 
 
 def _prepare_to_become_qemu(card: int) -> None:
     """Runs in the process that becomes QEMU: if the controller is killed now, no QEMU runs that was not noted."""
     qemu.note_process()
-    confinement.leave_network()
-    confinement.make_card(card)
+    try:
+        confinement.leave_network()
+        confinement.make_card(card)
+    except OSError as error:
+        os.write(2, f"{error}\n".encode())  # qemu.log
+        raise
 
 
 def _admit(group: int, *paths: Path) -> None:

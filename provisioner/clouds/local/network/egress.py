@@ -52,9 +52,6 @@ NEVER = tuple(
 PRIVATE = tuple(
     ipaddress.IPv4Network(cidr) for cidr in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 )
-# A route to more than this is a way to the internet, as of a VPN.
-_LARGEST_NEAR = 8
-
 # A message carries at most 253 descriptors (SCM_MAX_FD), and a socket filter at most 4096 instructions.
 MAX_RULES = 200
 MAX_FRAME_BYTES = 1 << 17
@@ -100,12 +97,13 @@ def allows(rules: Sequence[Rule], address: str, port: int) -> bool:
 
 
 def host_networks(fib_trie: str) -> tuple[tuple[ipaddress.IPv4Network, ...], tuple[ipaddress.IPv4Network, ...]]:
-    """Reads the host's own and broadcast addresses, and the networks that it reaches without a router.
+    """Reads the host's own and broadcast addresses, and the networks in which it has an address.
 
     Args:
         fib_trie: the text of /proc/net/fib_trie: an address on one line, `/LENGTH host LOCAL` on the lines below it.
     """
-    own, near = set(), set()
+    own: set[ipaddress.IPv4Network] = set()
+    linked: set[ipaddress.IPv4Network] = set()
     address = ""
     for line in fib_trie.splitlines():
         if match := re.match(r"\s*\|-- ([0-9.]+)$", line):
@@ -114,8 +112,9 @@ def host_networks(fib_trie: str) -> tuple[tuple[ipaddress.IPv4Network, ...], tup
             network = ipaddress.IPv4Network((address, int(match[1])), strict=False)
             if match[3] != "UNICAST":
                 own.add(network)
-            elif match[2] == "link" and network.prefixlen >= _LARGEST_NEAR:
-                near.add(network)
+            elif match[2] == "link":
+                linked.add(network)
+    near = (network for network in linked if any(address.subnet_of(network) for address in own))
     return tuple(sorted(own)), tuple(sorted(near))
 
 

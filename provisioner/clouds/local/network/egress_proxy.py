@@ -82,6 +82,7 @@ class Card:
         while data := await loop.sock_recv(passt, egress.CHUNK_BYTES):
             frames, pending = egress.sift(pending + data, egress.is_for_machine)
             await self._write(frames)
+            await asyncio.sleep(0)
 
     async def _write(self, frames: bytes) -> None:
         async with self._turn:
@@ -198,6 +199,7 @@ async def _filter(qemu: socket.socket, passt: socket.socket, frames: FrameFilter
     while data := await loop.sock_recv(qemu, egress.CHUNK_BYTES):
         await loop.sock_sendall(passt, frames.feed(data))
         counters.frames_denied(frames.denied)
+        await asyncio.sleep(0)  # a machine that sends without end must not keep all else from its turn
 
 
 def _read_host(frames: FrameFilter, resolvers: Resolvers) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,7 +38,7 @@ class View:
         cards: the monitor's `info network`.
         proxy: the arguments of the running egress proxy; None if there is none.
         counts: the proxy's; None if there is none.
-        opened: the private networks that the machine reaches.
+        opened: the private networks that the machine should reach.
     """
 
     arguments: tuple[str, ...]
@@ -49,14 +49,15 @@ class View:
     opened: tuple[str, ...] = ()
 
 
-def differences(directory: Path, environment: Environment, role: Role) -> list[str]:
+def differences(directory: Path, environment: Environment, role: Role, opened: tuple[str, ...] = ()) -> list[str]:
     """Compares a machine's network with what the permission calls for. Called after its probes have run.
 
     Args:
         directory: the machine's.
+        opened: the private networks that the settings open now.
     """
     try:
-        view = _look(directory)
+        view = replace(_look(directory), opened=opened)
     except (OSError, ValueError, qemu.QMPError) as error:
         return [f"{role} machine: its network cannot be seen from outside: {error}"]
     return [f"{role} machine: {difference}" for difference in compare(view, environment, role)]
@@ -77,7 +78,6 @@ def _look(directory: Path) -> View:
         cards=cards,
         proxy=None if proxy is None else _arguments(proxy),
         counts=egress.read(counters) if counters.exists() else None,
-        opened=tuple(egress.opened(directory)),
     )
 
 

@@ -34,6 +34,8 @@ _RTPROT_STATIC, _RTA_DST, _RTA_OIF = 4, 1, 4
 # Table, protocol, scope and type of a route: to addresses of this host's, and to a neighbour.
 _LOCAL, _NEIGHBOUR = (255, _RTPROT_STATIC, 254, 2), (254, _RTPROT_STATIC, 253, 1)
 _IFLA_AF_SPEC, _IFLA_INET_CONF, _IPV4_DEVCONF_RP_FILTER = 26, 1, 8
+_IFLA_INET6_ADDR_GEN_MODE, _NO_ADDRESS = 8, b"\1"
+_ACCEPTS_ARP = Path("/proc/sys/net/ipv4/conf/all/arp_accept")
 _BPF_LOAD_WORD, _BPF_AND, _BPF_JUMP_IF_EQUAL, _BPF_RETURN, _SKF_NET_OFF = 0x20, 0x54, 0x15, 0x06, 0xFFF00000
 _SO_ATTACH_FILTER = 26
 # linux/if_tun.h, linux/if_arp.h
@@ -115,8 +117,8 @@ def make_card(descriptor: int) -> None:
     Raises:
         OSError: the kernel forbids it, or has no such device.
     """
-    with contextlib.suppress(OSError):  # a kernel without IPv6, or a container that may not say so
-        Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
+    if _ACCEPTS_ARP.read_text().strip() != "0":  # as on the host, which may be a router
+        _ACCEPTS_ARP.write_text("0")
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
     fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", CARD.encode(), _IFF_TAP | _IFF_NO_PI))
     os.dup2(tap, descriptor)
@@ -160,15 +162,21 @@ def _add_route(network: ipaddress.IPv4Network, kind: tuple[int, int, int, int], 
 
 
 def _answer_neighbours_only(card: str) -> None:
-    """Has the kernel drop what comes from addresses to which no route leads through the card (rp_filter)."""
+    """Has the kernel drop what comes from addresses to which no route leads through the card (rp_filter), and IPv6."""
     settings = _attribute(_IFLA_INET_CONF, _attribute(_IPV4_DEVCONF_RP_FILTER, struct.pack("=I", 1)))
+    _set_link(card, socket.AF_INET, settings)
+    with contextlib.suppress(OSError):  # a kernel without IPv6
+        _set_link(card, socket.AF_INET6, _attribute(_IFLA_INET6_ADDR_GEN_MODE, _NO_ADDRESS))
+
+
+def _set_link(card: str, family: int, settings: bytes) -> None:
     body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, socket.if_nametoindex(card), 0, 0)
-    body += _attribute(_IFLA_AF_SPEC, _attribute(socket.AF_INET, settings))
+    body += _attribute(_IFLA_AF_SPEC, _attribute(family, settings))
     _tell_kernel(_RTM_NEWLINK, 0, body, f"settings of {card}")
 
 
 def _attribute(kind: int, value: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(value), kind) + value
+    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
 
 
 def _tell_kernel(kind: int, flags: int, body: bytes, what: str) -> None:

@@ -189,7 +189,7 @@ def command(launch: Launch) -> list[str]:
         PROGRAM,
         *("-nodefaults", "-no-user-config", "-display", "none"),
         *("-accel", accelerator),
-        *("-machine", board),
+        *("-machine", board, "-global", "apic-common.vapic=off"),
         *("-cpu", "host" if launch.kvm else EMULATED_CPU),
         *("-smp", str(launch.cpus), "-m", f"{launch.memory_mib}M"),
         *("-kernel", launch.kernel, "-initrd", launch.initrd, "-append", boot),

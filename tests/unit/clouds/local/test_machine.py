@@ -26,7 +26,6 @@ from provisioner.clouds.local.vm.processes import start_time
 from provisioner.store.files import write_atomically
 from provisioner.store.home import TEMPLATES, Home
 from tests.command_line import ROOT
-from tests.unit.fakes.qmp import serving
 from tests.unit.fakes.world import environment
 from tests.waiting import BOUND_SECONDS, until
 
@@ -139,10 +138,9 @@ def test_a_private_address_that_vanishes_before_it_is_read_fails_no_start(
         return read_text(path, *args, **named)
 
     monkeypatch.setattr(Path, "read_text", read)
-    with serving(directory, {"human-monitor-command": "TCP[HOST_FORWARD] 5 127.0.0.1 2222"}):
-        machine._start(directory)
+    machine._start(directory)
     endpoint = json.loads((directory / "endpoint.json").read_text())
-    assert (endpoint["port"], endpoint["private_address"]) == (2222, None)
+    assert (endpoint["host"], endpoint["private_address"]) == ("10.0.2.15", None)
 
 
 def test_what_cannot_be_told_keeps_no_other_process_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
