@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -212,8 +213,8 @@ def test_more_than_promised_tears_the_environment_down(session: Session, monkeyp
     def forbidden(environment: Environment, peers: Iterable[str]) -> Iterator[questions.Probe]:
         return (replace(probe, expected=False) for probe in fixed(environment, peers))
 
-    def without_allowlist(directory: Path, environment: Environment, role: Role) -> list[str]:
-        return look(directory, environment.model_copy(update={"allowed_destinations": ()}), role)
+    def without_allowlist(directory: Path, environment: Environment, *rest: Any) -> list[str]:
+        return look(directory, environment.model_copy(update={"allowed_destinations": ()}), *rest)
 
     with listening(address) as (port, _):
         monkeypatch.setattr(questions, "_fixed", forbidden)
