@@ -59,6 +59,7 @@ class Settings(BaseModel):
         disk_overcommit: local machines: how many times the host's free disk all their disks may have together; 1 lets
             every machine fill its disk.
         private_networks: local machines: private IPv4 networks that those with the internet reach, too.
+        require_kvm: local machines: whether they start under KVM alone; emulation isolates nothing, says QEMU.
         templates: local machines: whether they resume from a frozen template of their image instead of booting.
         budget: the standing budgets.
         time_limits: how long the family's code may run, as durations such as 30m by name of the operation.
@@ -76,6 +77,7 @@ class Settings(BaseModel):
     base_image: PrimaryDistribution = "debian-12"
     disk_overcommit: float = Field(default=8, ge=1, le=1000)
     private_networks: tuple[str, ...] = ()
+    require_kvm: bool = False
     templates: bool = True
     budget: StandingBudgets = StandingBudgets()
     time_limits: TimeLimits = TimeLimits()

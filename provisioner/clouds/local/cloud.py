@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from provisioner.base.config import Settings
-from provisioner.base.errors import CapacityError, InfrastructureError, StillThereError, UsageError
+from provisioner.base.errors import CapacityError, HostError, InfrastructureError, StillThereError, UsageError
 from provisioner.base.models import BaseImage, Destination, Environment, MachineSize, Role, VMSpec
 from provisioner.base.progress import Progress
 from provisioner.clouds.cloud import (
@@ -45,6 +45,8 @@ if TYPE_CHECKING:  # reading manifests takes YAML, which takes long to import
     from provisioner.family.manifest import Resources
 
 KVM_ANSWER = "kvm.json"
+# In the machine's directory: whether it runs under KVM.
+ACCELERATOR = "accelerator"
 # QEMU answers at once; its version is worth no longer wait.
 VERSION_SECONDS = 1.0
 HOST_KEY = "host_key.pub"
@@ -204,6 +206,7 @@ class LocalCloud(Cloud):
 
         Raises:
             CapacityError: the host's disk has no room for the machines.
+            HostError: the settings require KVM, which does not work here.
         """
         disks = {self._directory(environment, role): each.size.disk_gib for role, each in environment.machines.items()}
         with locked(self._home.locks / "disk"):
@@ -218,7 +221,13 @@ class LocalCloud(Cloud):
                 (told / name).write_text(value)
             write_atomically(directory / HOST_KEY, host_key.public)
             _write_ttl(directory, environment)
-            write_atomically(directory / "accelerator", "kvm" if self._kvm_works(record.image) else "tcg")
+            has_kvm = self._kvm_works(record.image)
+            if self._settings.require_kvm and not has_kvm:
+                raise HostError(
+                    "No machine starts under KVM here, and require_kvm in the settings refuses to emulate one.",
+                    hint="`provisioner doctor` says what is missing.",
+                )
+            write_atomically(directory / ACCELERATOR, "kvm" if has_kvm else "tcg")
             write_atomically(directory / egress.OPENED, "\n".join(self._settings.private_networks))
             write_atomically(directory / machine.PEERS, "\n".join(set(environment.machines) - {role}))
             # Hardly any machine will ever boot from a layer, so that a template of it would only cost time.
@@ -306,9 +315,11 @@ class LocalCloud(Cloud):
         ]
 
     def versions(self, environment: Environment) -> dict[str, str]:
-        """Names the version of the QEMU that runs, and the kernels that it started, by their files."""
+        """Names QEMU's accelerator and version, and the kernels that it started, by their files."""
         found: dict[str, str] = {}
         directory = self._directory(environment, "primary")
+        with contextlib.suppress(OSError):
+            found["accelerator"] = (directory / ACCELERATOR).read_text().upper()
         with contextlib.suppress(OSError, ValueError, qemu.QMPError), qemu.QMP(directory, VERSION_SECONDS) as qmp:
             found["QEMU"] = qmp.version()
         for role, record in environment.machines.items():

@@ -33,6 +33,10 @@ DEBIAN_13_KEYS = Path("/usr/share/keyrings/debian-archive-trixie-stable.gpg")
 USER_NAMESPACES = ("unshare", "--map-root-user", "--map-auto", "--mount", "--net", "true")
 
 
+# QEMU's manual, "Security", of virtualization and other use cases.
+_EMULATED = "machines are emulated, several times slower, and QEMU promises no isolation."
+
+
 def problems() -> list[tuple[str, str]]:
     """Lists what this host lacks, as (problem, remedy)."""
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
@@ -73,9 +77,9 @@ def notes(kvm_answer: Path) -> list[str]:
             "sudo apt-get update; sudo apt-get install debian-archive-keyring"
         )
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        found.append("No usable /dev/kvm: machines are emulated, and several times slower. Are you in the kvm group?")
+        found.append(f"No usable /dev/kvm: {_EMULATED} Are you in the kvm group?")
     elif known_answer(kvm_answer) is False:
-        found.append("/dev/kvm is there, but no kernel boots under it: machines are emulated, several times slower.")
+        found.append(f"/dev/kvm is there, but no kernel boots under it: {_EMULATED}")
     return found
 
 

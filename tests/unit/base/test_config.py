@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.base import config
-from provisioner.base.config import configuration_file, data_directory, load_settings
+from provisioner.base.config import checked, configuration_file, data_directory, load_settings
 from provisioner.base.errors import UsageError
 
 
@@ -105,3 +105,11 @@ def test_what_was_installed_with_the_package_is_preferred(tmp_path: Path, monkey
     (tmp_path / "provisioner" / "_data" / "templates").mkdir(parents=True)
     assert data_directory("templates") == tmp_path / "provisioner" / "_data" / "templates"
     assert data_directory("terraform") == tmp_path / "terraform"
+
+
+@pytest.mark.parametrize(
+    "network", ["0.0.0.0/0", "10.0.0.0/7", "127.0.0.0/8", "169.254.0.0/16", "10.1.2.3/8", "office"]
+)
+def test_what_is_no_private_network_opens_none(network: str) -> None:
+    with pytest.raises(UsageError, match="private_networks"):
+        checked(private_networks=[network])

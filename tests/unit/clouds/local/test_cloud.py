@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from provisioner.base.config import Settings
-from provisioner.base.errors import CapacityError, InfrastructureError, TerraformError, UnavailableError, UsageError
+from provisioner.base.errors import (
+    CapacityError,
+    HostError,
+    InfrastructureError,
+    TerraformError,
+    UnavailableError,
+    UsageError,
+)
 from provisioner.base.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.clouds.local import host, machine
@@ -46,6 +53,21 @@ def home(tmp_path: Path) -> Home:
 @pytest.fixture
 def cloud(home: Home) -> LocalCloud:
     return LocalCloud(home, Settings())
+
+
+def test_a_machine_is_not_emulated_where_kvm_is_required(home: Home) -> None:
+    with pytest.raises(HostError, match="require_kvm"):
+        LocalCloud(home, Settings(require_kvm=True)).prepare(ENVIRONMENT, {"primary": {}})
+
+
+def test_the_accelerator_is_among_the_versions(cloud: LocalCloud) -> None:
+    cloud.prepare(ENVIRONMENT, {"primary": {}})
+    assert cloud.versions(ENVIRONMENT)["accelerator"] == "TCG"
+
+
+def test_each_private_network_that_is_closed_is_probed(home: Home) -> None:
+    opened = LocalCloud(home, Settings(private_networks=("10.0.0.0/16", "192.168.0.0/16")))
+    assert opened.closed == ("10.255.255.254", "172.16.0.1", "172.31.255.254", "100.64.0.1", "100.127.255.254")
 
 
 def test_a_prepared_machine_has_its_own_host_key_and_ttl(cloud: LocalCloud, home: Home) -> None:
