@@ -18,7 +18,8 @@ from tests.unit.clouds.local.network.frame_maker import ping, udp
 
 SOURCES = 20_000
 VICTIM_PORT = 8125
-PEER = "192.0.2.99"
+# Behind the router: a machine reaches no network of its host.
+PEER = "203.0.113.99"
 
 
 def bound_ports(protocol: str) -> set[int]:

@@ -83,15 +83,20 @@ def notes(kvm_answer: Path) -> list[str]:
     return found
 
 
-def _works(*argv: str, environment: dict[str, str] | None = None) -> bool:
-    env = environment or child_environment.for_program(os.environ)
-    return subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, check=False, env=env).returncode == 0
+def _works(*argv: str) -> bool:
+    done = subprocess.run(
+        argv, capture_output=True, stdin=subprocess.DEVNULL, check=False, env=child_environment.for_program(os.environ)
+    )
+    return done.returncode == 0
 
 
 def _makes_card() -> bool:
-    """Returns whether a machine's management card can be made, by making one."""
-    program = (sys.executable, "-m", confinement.__name__, "0", "true")
-    return _works(*program, environment=child_environment.for_python(os.environ))
+    """Returns whether a machine's management card can be made, by making one in the place of standard input."""
+    argv = [sys.executable, "-m", confinement.__name__, "0", "true"]
+    done = subprocess.run(
+        argv, capture_output=True, stdin=subprocess.DEVNULL, check=False, env=child_environment.for_python(os.environ)
+    )
+    return done.returncode == 0
 
 
 # Under working KVM, a kernel without a root file system panics about a second after its start, which ends QEMU.

@@ -28,8 +28,8 @@ def test_an_unknown_cloud_is_refused_with_those_that_are_known(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "where",
-    [Where(regions=("eu-west-1",)), Where(profile="work"), Where(spot=True), Where(state="s3://bucket/prefix")],
-    ids=["region", "profile", "spot", "state"],
+    [Where(regions=("eu-west-1",)), Where(spot=True)],
+    ids=["region", "spot"],
 )
 def test_a_cloud_without_places_takes_none(where: Where, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="are for the cloud aws"):
