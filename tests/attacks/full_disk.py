@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from provisioner.clouds.local import watchdog
-from provisioner.clouds.local.vm import disk, qemu, shutdown
+from provisioner.clouds.local.vm import confinement, disk, qemu, shutdown
 from tests.waiting import BOUND_SECONDS
 
 MIB = 1 << 20
@@ -32,7 +32,7 @@ WRITER = bytes.fromhex(
     "0000"
     "10004000000000100000000000000000"  # the packet: 64 sectors, from 1000:0000, to sector 0 ...
 )
-CONFINED = (sys.executable, "-m", "provisioner.clouds.local.vm.confinement")
+CONFINED = (sys.executable, "-m", confinement.__name__)
 SECTOR = WRITER.ljust(510, b"\0") + b"\x55\xaa"
 LAUNCH = qemu.Launch(
     cpus=1, memory_mib=32, kernel="", initrd="", kvm=False, link=(), internet_fd=None, user=None,
@@ -96,7 +96,7 @@ def main() -> None:
         subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *base, disk.OVERLAY, "64M"], check=True)
         with (
             disk.opened(Path(disk.OVERLAY)) as opened,
-            Path(os.devnull).open("rb") as card,
+            confinement.place_for_card() as card,
             running(sys.executable, "-m", "provisioner.clouds.local.watchdog"),
             running(*qemu_command(opened, card.fileno()), pass_fds=(card.fileno(), *opened)),
         ):

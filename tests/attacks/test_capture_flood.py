@@ -5,7 +5,6 @@ The real QEMU, with no machine to speak of: its hub passes on what comes in, and
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -16,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from provisioner.clouds.local.network import captures
-from provisioner.clouds.local.vm import qemu
+from provisioner.clouds.local.vm import confinement, qemu
 from provisioner.recording import packets
 from tests.waiting import BOUND_SECONDS
 
 LINK = (("link-web.sock", "web.sock"), ("link-db.sock", "db.sock"))
 FRAME = b"\x52\x54\0\0\0\x02" + b"\x52\x54\0\0\0\x03" + b"\x08\0" + b"flood" * 290
 MIB = 1 << 20
-CONFINED = (sys.executable, "-m", "provisioner.clouds.local.vm.confinement")
+CONFINED = (sys.executable, "-m", confinement.__name__)
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproc
     monkeypatch.chdir(tmp_path)
     argv = [qemu.PROGRAM, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg"]
     argv += ["-m", "32M", "-qmp", "unix:qmp.sock,server=on,wait=off", *qemu.confined(None)]
-    with Path(os.devnull).open("rb") as file:
+    with confinement.place_for_card() as file:
         card = file.fileno()
         argv += [*qemu.network(LINK, card, None), *qemu.captured(LINK, None)]
         started = subprocess.Popen([*CONFINED, str(card), *argv], stdin=subprocess.DEVNULL, pass_fds=[card])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local.vm import disk, qemu, shutdown
+from provisioner.clouds.local.vm import confinement, disk, qemu, shutdown
 from tests.waiting import BOUND_SECONDS
 
 MOST_FUNCTIONS = 6  # host bridge, ISA bridge, disk, random numbers, serial ports, management card
@@ -24,12 +23,12 @@ def monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[qemu.QM
     monkeypatch.chdir(tmp_path)
     shutdown.prepare(tmp_path)
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", disk.OVERLAY, "1M"], check=True)
-    with disk.opened(Path(disk.OVERLAY)) as opened, Path(os.devnull).open("rb") as card:
+    with disk.opened(Path(disk.OVERLAY)) as opened, confinement.place_for_card() as card:
         launch = qemu.Launch(1, 32, "", "", False, (), None, None, opened, management_fd=card.fileno())
         argv = [*qemu.command(launch), "-S"]
         for option in ("-kernel", "-initrd", "-append"):
             del argv[argv.index(option) : argv.index(option) + 2]
-        confined = (sys.executable, "-m", "provisioner.clouds.local.vm.confinement", str(card.fileno()))
+        confined = (sys.executable, "-m", confinement.__name__, str(card.fileno()))
         process = subprocess.Popen([*confined, *argv], pass_fds=(card.fileno(), *opened))
     try:
         with qemu.wait_for_qmp(lambda: process.poll() is None, time.monotonic() + BOUND_SECONDS) as qmp:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from tests.command_line import ROOT
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, object]:
-    with Path(os.devnull).open("rb") as card:
+    with confinement.place_for_card() as card:
         number = str(card.fileno())
         python = (sys.executable, "-m")
         command = [*python, confinement.__name__, number, *python, "tests.attacks.management_card", number]

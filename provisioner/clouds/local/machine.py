@@ -226,7 +226,7 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
     with (
         Path("qemu.log").open("ab") as log,
         Path(OPEN_FILE).open("wb") as inherited,
-        Path(os.devnull).open("rb") as card,
+        confinement.place_for_card() as card,
         disk.opened(Path(disk.OVERLAY)) as layer,
     ):
         if launch.frozen and not Path(credential_port.CREDENTIALS).is_dir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -81,6 +82,21 @@ def test_a_network_that_cannot_be_entered_is_tried_now_and_then(
     with pytest.raises(MachineLostError, match="did not answer in time"):
         Connection(login, 5)
     assert len(tries) == 7  # one in 0.7 s
+
+
+def test_a_process_lives_that_cannot_be_asked_about_now(enclosed: tuple[Path, int]) -> None:
+    free = os.dup(0)
+    os.close(free)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.dup(0)
+        assert namespaces.is_held(enclosed[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert namespaces.is_held(enclosed[0])
+    assert not namespaces.is_held(enclosed[0].with_name("absent"))
 
 
 def test_openssh_is_handed_a_connected_socket(enclosed: tuple[Path, int]) -> None:

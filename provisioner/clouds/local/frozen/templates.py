@@ -25,7 +25,7 @@ from pathlib import Path
 from provisioner.base import child_environment, unix_socket
 from provisioner.base.printable import last_lines, printable
 from provisioner.clouds.local.frozen import memory_files
-from provisioner.clouds.local.vm import credential_port, disk, machine_logs, qemu, shutdown
+from provisioner.clouds.local.vm import confinement, credential_port, disk, machine_logs, qemu, shutdown
 from provisioner.store.files import locked, read_end, remove_tree
 from provisioner.store.home import TEMPLATES, UNFINISHED
 
@@ -35,7 +35,7 @@ CONTROL_SECONDS = 60
 # setuid clears PR_SET_PDEATHSIG, so QEMU also runs in a PID namespace: when its init dies, the kernel kills the rest.
 _NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--")
 # Not in preexec_fn: it would run Python between fork and exec, where another thread's locks stay locked for ever.
-_WITHOUT_NETWORK = (sys.executable, "-m", "provisioner.clouds.local.vm.confinement")
+_WITHOUT_NETWORK = (sys.executable, "-m", confinement.__name__)
 _ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
@@ -71,7 +71,7 @@ def running(
     ours, theirs = socket.socketpair()
     with (
         ours, theirs, disk.opened(directory / layer) as disk_fds, (directory / "qemu.log").open("ab") as log,
-        Path(os.devnull).open("rb") as card,
+        confinement.place_for_card() as card,
     ):  # fmt: skip
         launch = replace(launch, disk_fds=disk_fds, management_fd=card.fileno())
         if launch.internet_fd is not None:

@@ -52,6 +52,8 @@ NEVER = tuple(
 PRIVATE = tuple(
     ipaddress.IPv4Network(cidr) for cidr in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 )
+# A link with more addresses than the largest private network is no link but a route, such as a VPN's 0.0.0.0/1.
+SHORTEST_PREFIX = 8
 # A message carries at most 253 descriptors (SCM_MAX_FD), and a socket filter at most 4096 instructions.
 MAX_RULES = 200
 MAX_FRAME_BYTES = 1 << 17
@@ -97,7 +99,7 @@ def allows(rules: Sequence[Rule], address: str, port: int) -> bool:
 
 
 def host_networks(fib_trie: str) -> tuple[tuple[ipaddress.IPv4Network, ...], tuple[ipaddress.IPv4Network, ...]]:
-    """Reads the host's own and broadcast addresses, and the networks in which it has an address.
+    """Reads the host's own and broadcast addresses, and the networks in which it has an address, to a prefix of 8 bits.
 
     Args:
         fib_trie: the text of /proc/net/fib_trie: an address on one line, `/LENGTH host LOCAL` on the lines below it.
@@ -114,7 +116,11 @@ def host_networks(fib_trie: str) -> tuple[tuple[ipaddress.IPv4Network, ...], tup
                 own.add(network)
             elif match[2] == "link":
                 linked.add(network)
-    near = (network for network in linked if any(address.subnet_of(network) for address in own))
+    near = (
+        network
+        for network in linked
+        if network.prefixlen >= SHORTEST_PREFIX and any(address.subnet_of(network) for address in own)
+    )
     return tuple(sorted(own)), tuple(sorted(near))
 
 

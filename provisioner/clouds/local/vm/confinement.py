@@ -20,7 +20,7 @@ import struct
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from provisioner.base import child_environment
 from provisioner.clouds.local.vm.processes import own_user
@@ -105,6 +105,11 @@ def leave_network() -> None:
     _bring_up("lo")
 
 
+def place_for_card() -> BinaryIO:
+    """Opens a file of no use, in whose place the process that becomes QEMU has its machine's management card."""
+    return Path(os.devnull).open("rb")
+
+
 def make_card(descriptor: int) -> None:
     """Makes, in this process's network, a card whose other end is a machine's, for the controller to reach the machine.
 
@@ -112,7 +117,7 @@ def make_card(descriptor: int) -> None:
     the table of neighbours, which the host's networks share. Nothing listens, and no other card leads away.
 
     Args:
-        descriptor: an open file of no use, in whose place the machine's end comes.
+        descriptor: an open file of no use, in whose place the machine's end comes (place_for_card).
 
     Raises:
         OSError: the kernel forbids it, or has no such device.

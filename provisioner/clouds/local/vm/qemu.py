@@ -19,10 +19,10 @@ from typing import Any, Self
 
 from provisioner.base import unix_socket
 from provisioner.clouds.local.vm import shutdown
+from provisioner.clouds.local.vm.confinement import GUEST_MAC
 from provisioner.clouds.local.vm.processes import User, is_alive, start_time
 from provisioner.store.files import holders
 
-MANAGEMENT_MAC = "52:54:00:00:00:01"
 PRIVATE_MAC = "52:54:00:00:00:02"
 INTERNET_MAC = "52:54:00:00:00:03"
 PRIMARY = "primary"
@@ -57,7 +57,7 @@ def network(link: Link, management_fd: int, internet_fd: int | None) -> list[str
     Args:
         link, management_fd, internet_fd: as in Launch.
     """
-    argv = ["-netdev", f"tap,id=management,fd={management_fd}", "-device", _card("management", MANAGEMENT_MAC)]
+    argv = ["-netdev", f"tap,id=management,fd={management_fd}", "-device", _card("management", GUEST_MAC)]
     for name, (own, peer) in zip(link_names(link), link, strict=True):
         argv += ["-netdev", f"dgram,id={name},local.type=unix,local.path={own},remote.type=unix,remote.path={peer}"]
         if len(link) > 1:

@@ -78,6 +78,8 @@ def test_the_hosts_addresses_and_networks_are_read_from_the_kernels_table() -> N
         /24 universe UNICAST
      |-- 203.0.113.0
         /24 link UNICAST
+     |-- 128.0.0.0
+        /1 link UNICAST
 """
     own, near = egress.host_networks(table)
     assert list(map(str, own)) == ["127.0.0.0/8", "192.0.2.2/32", "192.0.2.255/32"]
