@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from provisioner.base import child_environment
+from provisioner.base.printable import last_lines
 from provisioner.base.progress import NOTE_OF_A_PROGRAM
 from provisioner.clouds.local.frozen import memory_files, templates
 from provisioner.clouds.local.network import captures, egress
 from provisioner.clouds.local.network.egress import start_program
-from provisioner.clouds.local.vm import confinement, credential_port, disk, machine_logs, qemu, shutdown
+from provisioner.clouds.local.vm import bubblewrap, confinement, credential_port, disk, machine_logs, qemu, shutdown
 from provisioner.clouds.local.vm.processes import own_user
 from provisioner.store.files import locked, openers, read_end
 
@@ -217,6 +218,7 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
         files = (*files, internet.fileno())
     disk.create(Path(disk.OVERLAY), lower, None if launch.frozen else int(settings["disk_gib"]))
     disk.note_below(Path(), lower)
+    Path(qemu.LINKS).mkdir(mode=0o700, exist_ok=True)
     shutdown.prepare(Path())
     Path(credential_port.TAKEN).unlink(missing_ok=True)
     # Before QEMU: the machine must never run without its watchdog.
@@ -231,12 +233,12 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
     ):
         if launch.frozen and not Path(credential_port.CREDENTIALS).is_dir():
             raise MachineError("it was destroyed while it started")
-        argv = qemu.command(replace(launch, disk_fds=layer, management_fd=card.fileno()))
-        process = _start_qemu(argv, log, (inherited.fileno(), *layer, *files), card.fileno())
+        launch = replace(launch, disk_fds=layer, management_fd=card.fileno())
+        process = _start_qemu(launch, lower, log, (inherited.fileno(), *layer, *files))
     if internet:
         internet.close()
     if launch.user:
-        _admit(launch.user.gid, Path(".."), Path())
+        _admit(launch.user.gid, Path(".."), Path(qemu.LINKS), Path())
     try:
         qemu.wait_for_qmp(lambda: process.poll() is None, time.monotonic() + QMP_SECONDS).__exit__()
     except qemu.QMPError as error:
@@ -248,31 +250,34 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
     return watchdog
 
 
-def _start_qemu(argv: list[str], log: IO[bytes], pass_fds: Sequence[int], card: int) -> subprocess.Popen[bytes]:
-    """Starts QEMU in a network namespace of its own, in which the machine's management card ends.
+def _start_qemu(launch: qemu.Launch, lower: Path, log: IO[bytes], pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Starts QEMU, enclosed, in a network namespace of its own, in which the machine's management card ends.
 
     Only users that may enter the namespace reach the machine. And if the machine takes QEMU over, QEMU has no network.
 
-    Args:
-        card: as for confinement.make_card; inherited, too.
+    Returns:
+        The process that waits for QEMU's end.
     """
+    card = launch.management_fd
     try:
-        return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            pass_fds=(card, *pass_fds),
-            env=child_environment.for_program(os.environ), preexec_fn=partial(_prepare_to_become_qemu, card),
+        process, pid = bubblewrap.start(
+            qemu.enclosed(launch, Path(), disk.chain(lower)), qemu.command(launch), (card, *pass_fds),
+            stdout=log, stderr=log, env=child_environment.for_program(os.environ),
+            preexec_fn=partial(_prepare_to_become_qemu, card),
         )  # fmt: skip
-    except subprocess.SubprocessError as error:
-        said = read_end(Path("qemu.log"), 200).decode(errors="replace").strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        said = last_lines(read_end(Path("qemu.log"), 200).decode(errors="replace"), 200)
         raise MachineError(
-            "QEMU gets no network of its own, or its directory cannot be written; `provisioner doctor` says what is "
-            f"missing. {said}"
+            "QEMU gets no network or no file system of its own, or its directory cannot be written; `provisioner "
+            f"doctor` says what is missing. {said}"
         ) from error
+    qemu.note_process(pid)
+    return process
 
 
 def _prepare_to_become_qemu(card: int) -> None:
-    """Runs in the process that becomes QEMU: if the controller is killed now, no QEMU runs that was not noted."""
-    qemu.note_process()
+    """Runs in the process that leads to QEMU: if the controller is killed now, no QEMU runs that was not noted."""
+    qemu.note_process(os.getpid())
     try:
         confinement.leave_network()
         confinement.make_card(card)

@@ -32,8 +32,6 @@ from provisioner.store.home import TEMPLATES, UNFINISHED
 # The machine's memory, from which other machines resume, is a file, too.
 MEMORY, STATE, DISK, RECORD = "memory", "state", "disk.qcow2", "template.json"
 CONTROL_SECONDS = 60
-# setuid clears PR_SET_PDEATHSIG, so QEMU also runs in a PID namespace: when its init dies, the kernel kills the rest.
-_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--")
 # Not in preexec_fn: it would run Python between fork and exec, where another thread's locks stay locked for ever.
 _WITHOUT_NETWORK = (sys.executable, "-m", confinement.__name__)
 _ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
@@ -76,13 +74,11 @@ def running(
         launch = replace(launch, disk_fds=disk_fds, management_fd=card.fileno())
         if launch.internet_fd is not None:
             launch = replace(launch, internet_fd=theirs.fileno())
-        namespace = _NAMESPACE if launch.user else ()
-        ends_in_time = ("timeout", "--signal=KILL", f"{seconds:g}")
-        command = [*qemu.command(launch), *arguments]
         process = subprocess.Popen(
             [
-                *_ENDS_WITH_PARENT, *_WITHOUT_NETWORK, str(card.fileno()), *namespace, *ends_in_time,
-                *_ENDS_WITH_PARENT, *command,
+                *_ENDS_WITH_PARENT, *_WITHOUT_NETWORK, str(card.fileno()), "timeout", "--signal=KILL", f"{seconds:g}",
+                *qemu.enclosed(launch, directory, disk.chain(directory / layer), "--die-with-parent"),
+                *qemu.command(launch), *arguments,
             ],
             cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             pass_fds=[theirs.fileno(), card.fileno(), *disk_fds], env=child_environment.for_python(os.environ),

@@ -15,13 +15,13 @@ import os
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner.base import child_environment
 from provisioner.base.errors import CapacityError
-from provisioner.clouds.local.vm import qemu
+from provisioner.clouds.local.vm import bubblewrap, qemu
 from provisioner.store.files import read_end, write_atomically
 
 # In a machine's directory: the disk that its own is a layer over, and what tells it from a later one of that name.
@@ -32,6 +32,14 @@ LOWER = "disk_lower"
 # was not closed.
 _HEADER = struct.Struct(">4sI 16x Q I 36x Q")
 _CLOSED_BADLY = 1
+QEMU_IMG = "qemu-img"
+# Of the same: where the name of the disk below begins, and its length.
+_BELOW = struct.Struct(">4s 4x Q I")
+_MAGIC = b"QFI\xfb"
+# The format allows no longer name.
+_NAME_BYTES = 1023
+# An image, a layer of its build, and its base are fewer.
+_MOST_DISKS = 16
 # Copying what lies between a machine's disk and its image, on a busy host.
 REBASE_SECONDS = 600.0
 # A slow disk, while other machines use it.
@@ -62,17 +70,44 @@ def create(layer: Path, lower: Path | None, gib: int | None = None) -> None:
     """
     layer.unlink(missing_ok=True)
     size = [] if gib is None else [f"{gib}G"]
-    _run("qemu-img", "create", "-q", "-f", "qcow2", *(_backing(lower) if lower else ()), str(layer), *size)
+    _qemu_img(layer, [lower] if lower else [], "create", *(_backing(lower) if lower else ()), layer.name, *size)
 
 
 def _backing(lower: Path) -> tuple[str, ...]:
     return "-b", str(lower.resolve()), "-F", "raw" if lower.suffix == ".raw" else "qcow2"
 
 
-def _run(*argv: str, seconds: float = REBASE_SECONDS) -> None:
+def chain(disk: Path) -> list[Path]:
+    """Returns a disk and those below it, as their headers say.
+
+    Raises:
+        OSError: one of them cannot be read.
+    """
+    found = [disk.resolve()]
+    while found[-1].suffix != ".raw" and len(found) < _MOST_DISKS:
+        with found[-1].open("rb") as file:
+            magic, place, length = _BELOW.unpack(file.read(_BELOW.size).ljust(_BELOW.size, b"\0"))
+            if magic != _MAGIC or not 0 < place < os.fstat(file.fileno()).st_size or length > _NAME_BYTES:
+                break
+            file.seek(place)
+            name = file.read(length)
+        found.append((found[-1].parent / os.fsdecode(name)).resolve())
+    return found
+
+
+def _qemu_img(layer: Path, lower: Iterable[Path], verb: str, *arguments: str) -> None:
+    """Runs qemu-img in a layer's directory, the only one that it may write. What it reads, machines have written."""
+    readable = [each for disk in lower for each in chain(disk)]
+    options = ("--unshare-net", "--die-with-parent")
+    enclosed = bubblewrap.command(QEMU_IMG, readable=readable, writable=[layer.parent], options=options)
+    _run(*enclosed, QEMU_IMG, verb, "-q", "-f", "qcow2", *arguments, directory=layer.parent)
+
+
+def _run(*argv: str, directory: Path | None = None, seconds: float = REBASE_SECONDS) -> None:
     subprocess.run(
         argv,
         check=True, stdin=subprocess.DEVNULL, env=child_environment.for_program(os.environ), timeout=seconds,
+        cwd=directory,
     )  # fmt: skip
 
 
@@ -101,9 +136,9 @@ def put_over(layer: Path, lower: Path, image: Path, gib: int) -> None:
         subprocess.SubprocessError: qemu-img failed, as if the disk between is gone, or did not end in time.
     """
     require_plain(layer, gib)
-    _run("qemu-img", "rebase", "-q", "-u", "-f", "qcow2", *_backing(lower), str(layer))
+    _qemu_img(layer, [lower], "rebase", "-u", *_backing(lower), layer.name)
     if lower.resolve() != image.resolve():
-        _run("qemu-img", "rebase", "-q", "-f", "qcow2", "-t", "unsafe", *_backing(image), str(layer))
+        _qemu_img(layer, [lower, image], "rebase", "-t", "unsafe", *_backing(image), layer.name)
 
 
 def name_base(layer: Path, base: str) -> None:
@@ -112,7 +147,7 @@ def name_base(layer: Path, base: str) -> None:
     Raises:
         subprocess.SubprocessError: qemu-img failed.
     """
-    _run("qemu-img", "rebase", "-q", "-u", "-f", "qcow2", "-b", base, "-F", "raw", str(layer))
+    _qemu_img(layer, [], "rebase", "-u", "-b", base, "-F", "raw", layer.name)
 
 
 def note_below(directory: Path, lower: Path) -> None:
@@ -162,7 +197,7 @@ def require_plain(layer: Path, gib: int) -> None:
     if len(begin) < _HEADER.size:
         raise UntrustworthyLayerError(f"{layer.name} is no disk")
     magic, version, size, encrypted, needs = _HEADER.unpack(begin)
-    if magic != b"QFI\xfb" or version != 3 or size > gib << 30 or encrypted or needs & ~_CLOSED_BADLY:
+    if magic != _MAGIC or version != 3 or size > gib << 30 or encrypted or needs & ~_CLOSED_BADLY:
         raise UntrustworthyLayerError(f"{layer.name} is not a disk as QEMU makes it for a machine")
 
 

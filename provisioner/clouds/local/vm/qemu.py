@@ -12,13 +12,13 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from provisioner.base import unix_socket
-from provisioner.clouds.local.vm import shutdown
+from provisioner.clouds.local.vm import bubblewrap, shutdown
 from provisioner.clouds.local.vm.confinement import GUEST_MAC
 from provisioner.clouds.local.vm.processes import User, is_alive, start_time
 from provisioner.store.files import holders
@@ -26,6 +26,8 @@ from provisioner.store.files import holders
 PRIVATE_MAC = "52:54:00:00:00:02"
 INTERNET_MAC = "52:54:00:00:00:03"
 PRIMARY = "primary"
+# No machine has a name with a dot.
+LINKS = "../.link"
 # Of a packet. The cards offer no offloading, so none is longer than Ethernet's frames.
 CAPTURED_BYTES = 2048
 
@@ -36,6 +38,8 @@ Link = tuple[tuple[str, str], ...]
 def link_sockets(role: str, peers: Sequence[str]) -> Link:
     """Returns a machine's sockets of the private link, each with its other end, relative to the machine's directory.
 
+    They lie in a directory beside the machines', all that a QEMU sees of the other machines.
+
     Two machines send to each other. Where there are more, each sends to the primary machine's QEMU, which passes on
     what it gets from one to all others, and so is the link's hub.
 
@@ -43,10 +47,10 @@ def link_sockets(role: str, peers: Sequence[str]) -> Link:
         peers: the roles of the environment's other machines.
     """
     if len(peers) < 2:
-        return tuple(("link.sock", f"../{peer}/link.sock") for peer in peers)
+        return tuple((f"{LINKS}/{role}.sock", f"{LINKS}/{peer}.sock") for peer in peers)
     if role != PRIMARY:
-        return (("link.sock", f"../{PRIMARY}/link-{role}.sock"),)
-    return tuple((f"link-{peer}.sock", f"../{peer}/link.sock") for peer in sorted(peers))
+        return ((f"{LINKS}/{role}.sock", f"{LINKS}/{PRIMARY}.{role}.sock"),)
+    return tuple((f"{LINKS}/{PRIMARY}.{peer}.sock", f"{LINKS}/{peer}.sock") for peer in sorted(peers))
 
 
 def network(link: Link, management_fd: int, internet_fd: int | None) -> list[str]:
@@ -224,6 +228,25 @@ def command(launch: Launch) -> list[str]:
     return argv
 
 
+def enclosed(launch: Launch, directory: Path, disks: Iterable[Path], *options: str) -> list[str]:
+    """Returns the prefix that gives QEMU a file system of its own.
+
+    Args:
+        launch: how the machine starts.
+        directory: where it runs.
+        disks: those that its own is a layer over (disk.chain).
+        options: of bubblewrap's.
+    """
+    return bubblewrap.command(
+        PROGRAM,
+        readable=[Path(launch.kernel), Path(launch.initrd), *disks],
+        writable=[directory, *({Path(own).parent for own, _ in launch.link} - {Path()})],
+        devices=["urandom", *(["kvm"] if launch.kvm else [])],
+        capabilities=bubblewrap.BECOMES_ANOTHER_USER,
+        options=[*bubblewrap.PROCESSES, *options],
+    )
+
+
 def confined(user: User | None) -> list[str]:
     """Returns the arguments that take away from QEMU what it does not need while it runs.
 
@@ -236,13 +259,13 @@ def confined(user: User | None) -> list[str]:
     return ["-sandbox", f"{SANDBOX}allow", "-runas", f"{user.uid}:{user.gid}"]
 
 
-def note_process() -> None:
-    """Notes this process, which is about to become QEMU, in the machine's directory, its working directory.
+def note_process(pid: int) -> None:
+    """Notes QEMU's process in the machine's directory, this process's working directory.
 
     Raises:
         OSError: the note cannot be written.
     """
-    Path(PROCESS).write_text(f"{os.getpid()} {start_time(os.getpid())}")
+    Path(PROCESS).write_text(f"{pid} {start_time(pid)}")
 
 
 def live_pid(pidfile: Path) -> int | None:

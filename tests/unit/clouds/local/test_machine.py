@@ -63,9 +63,7 @@ while not asked:
 os.closerange(0, 100)
 directory = os.getcwd()
 os.chdir("/")
-with open(f"{{directory}}/taken_over.new", "w") as told:
-    told.write(str(os.getpid()))
-os.rename(f"{{directory}}/taken_over.new", f"{{directory}}/taken_over")
+open(f"{{directory}}/taken_over", "w").close()
 signal.pause()
 """
 
@@ -216,7 +214,7 @@ def taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tupl
         assert start.communicate()[1] == ""
     assert start.returncode == 0
     until((directory / "taken_over").exists)
-    descriptor = os.pidfd_open(int((directory / "taken_over").read_text()))
+    descriptor = os.pidfd_open(int((directory / qemu.PROCESS).read_text().split()[0]))
     yield directory, descriptor
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)

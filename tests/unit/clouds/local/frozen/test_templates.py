@@ -16,7 +16,7 @@ import pytest
 from provisioner.clouds.local.frozen import templates
 from provisioner.clouds.local.frozen.memory_files import DamagedError
 from provisioner.clouds.local.frozen.templates import Template, TemplateError
-from provisioner.clouds.local.vm import machine_logs, qemu
+from provisioner.clouds.local.vm import disk, machine_logs, qemu
 from provisioner.clouds.local.vm.processes import User
 from provisioner.clouds.local.vm.qemu import Launch
 from provisioner.store.files import locked, remove_tree
@@ -175,7 +175,7 @@ def test_a_template_that_cannot_be_made_says_why(
     assert [path.name for path in (image.parent / TEMPLATES).iterdir() if path.is_dir()] == []
 
 
-# Answers as QEMU does. Its machine floods the console and asks for nothing; the first one ends once that was cut.
+# Answers as QEMU does. Its machine floods the console and asks for nothing; it ends once that was cut.
 FLOODING = """
 import os, socket, time
 def listening(name):
@@ -190,9 +190,8 @@ stream.write(b'{{"QMP": {{}}}}\\n')
 stream.readline()
 stream.write(b'{{"return": {{}}}}\\n')
 visitor, _ = port.accept()
-while os.stat("serial.log").st_size > {limit} or os.path.exists("{seen}"):
+while {endless} or os.stat("serial.log").st_size > {limit}:
     time.sleep(0.1)
-open("{seen}", "w")
 """
 
 
@@ -200,16 +199,28 @@ def test_a_machine_that_never_asks_for_credentials_is_given_up(
     image: Path, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(templates, "FAILURE_SECONDS", 0)
-    seen, fake, ran = tmp_path / "seen", tmp_path / "qemu.py", tmp_path / "ran"
-    fake.write_text(FLOODING.format(port=qemu.PORT, seen=seen, limit=machine_logs.LIMIT_BYTES))
-    programs(tmp_path / "bin", monkeypatch, qemu=f"exec /usr/bin/python3 {fake}", qemu_img=f'echo >> {ran}; touch "$9"')
+    made: list[Path] = []
+    create = disk.create
+
+    def creating(layer: Path, lower: Path) -> None:
+        made.append(layer)
+        create(layer, lower)
+
+    monkeypatch.setattr(disk, "create", creating)
+
+    def flood(endless: bool) -> None:
+        fake = FLOODING.format(port=qemu.PORT, endless=endless, limit=machine_logs.LIMIT_BYTES)
+        stand_in = f"exec /usr/bin/python3 - << 'END'\n{fake}\nEND"
+        programs(tmp_path / "bin", monkeypatch, qemu=stand_in, qemu_img='touch "$9"')
+
+    flood(endless=False)
     with pytest.raises(TemplateError, match="ended, or asked for something else"):
         templates.obtain(image, launch, print)
-    assert seen.exists()
+    flood(endless=True)
     monkeypatch.setattr(templates, "BOOT_SECONDS", 0)
     with pytest.raises(TemplateError, match=r"credentials in time; its console ends with: .*A start job is running"):
         templates.obtain(image, launch, print)
-    assert ran.read_text().count("\n") == 1 + templates.BOOTS  # one that hangs is not the end of it
+    assert len(made) == 1 + templates.BOOTS  # one that hangs is not the end of it
     monkeypatch.setattr("provisioner.clouds.local.vm.disk.nearly_full", lambda _: True)
     with pytest.raises(TemplateError, match="disk is nearly full"):
         templates.obtain(image, launch, print)

@@ -21,16 +21,16 @@ MANAGEMENT = """virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci,macaddr=
  \\ management: index=0,type=tap,fd=5
 """
 LINK = """virtio-net-pci.1: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:00:00:02
- \\ link: index=0,type=dgram,udp=link.sock:../aux/link.sock
+ \\ link: index=0,type=dgram,udp=../.link/primary.sock:../.link/aux.sock
 """
 INTERNET = """virtio-net-pci.1: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:00:00:03
  \\ internet: index=0,type=stream,unix
 """
 HUB = """hub 0
  \\ link: virtio-net-pci.1: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:00:00:02
- \\ hub-link1: link1: index=0,type=dgram,udp=link-db.sock:../db/link.sock
- \\ hub-link0: link0: index=0,type=dgram,udp=link-aux.sock:../aux/link.sock
- \\ hub-link2: link2: index=0,type=dgram,udp=link-web.sock:../web/link.sock
+ \\ hub-link1: link1: index=0,type=dgram,udp=../.link/primary.db.sock:../.link/db.sock
+ \\ hub-link0: link0: index=0,type=dgram,udp=../.link/primary.aux.sock:../.link/aux.sock
+ \\ hub-link2: link2: index=0,type=dgram,udp=../.link/primary.web.sock:../.link/web.sock
 """
 CAPTURED = """filters:
   - capture-link: type=filter-dump,file=link.pcap,maxlen=2048,position=tail,status=on,netdev=link,queue=all
@@ -47,7 +47,7 @@ ALLOWING = environment(allowed_destinations=ALLOWED)
 
 def view(link: bool = False, internet_fd: int | None = None, **changes: Any) -> View:
     """Returns the view of a machine with these cards, as it should be."""
-    argv = qemu.network((("link.sock", "../aux/link.sock"),) if link else (), 0, internet_fd)
+    argv = qemu.network(link_sockets("primary", ("aux",)) if link else (), 0, internet_fd)
     cards = MANAGEMENT + (LINK if link else "") + (INTERNET if internet_fd else "")
     return replace(
         View(("qemu", "-m", "1024M", *argv, "-device", "virtio-blk-pci"), ("lo", "card"), cards, None, None), **changes

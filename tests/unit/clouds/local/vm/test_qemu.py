@@ -56,7 +56,7 @@ def test_link_and_internet_are_cards_of_their_own() -> None:
 
 
 def test_the_primary_machine_is_the_hub_of_more_than_two() -> None:
-    assert link_sockets("web", ("primary", "db")) == (("link.sock", "../primary/link-web.sock"),)
+    assert link_sockets("web", ("primary", "db")) == (("../.link/web.sock", "../.link/primary.web.sock"),)
     argv = command(replace(LAUNCH, link=link_sockets("primary", ("web", "db"))))
     assert [value.partition(",local.type")[0] for value in cards(argv)[1:]] == [
         "dgram,id=link0", "hubport,id=hub-link0,hubid=0,netdev=link0",

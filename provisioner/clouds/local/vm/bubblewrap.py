@@ -1,0 +1,102 @@
+"""Gives a program beside a machine a file system and a table of processes of its own, by bubblewrap.
+
+It sees programs and libraries, and the files, directories and devices that are named for it: no home, no other machine,
+no socket of another program's, no other process. Whatever a machine makes of it reaches no more. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import provisioner
+from provisioner.base import child_environment
+
+PROGRAM = "bwrap"
+_SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/alternatives", "/etc/ld.so.cache")
+_NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+# In Python's directories lies what it imports, and nothing of a user's.
+PYTHON = tuple(Path(path) for path in (sys.base_prefix, sys.prefix, *provisioner.__path__))
+# A table of its own processes.
+PROCESSES = ("--proc", "/proc")
+BECOMES_ANOTHER_USER = ("CAP_SETUID", "CAP_SETGID")
+
+
+def command(
+    program: str, *, readable: Iterable[Path] = (), writable: Iterable[Path] = (), devices: Iterable[str] = (),
+    capabilities: Iterable[str] = (), options: Iterable[str] = PROCESSES,
+) -> list[str]:  # fmt: skip
+    """Returns the prefix of a command that encloses a program. It keeps its working directory.
+
+    Args:
+        program: its name. Where it is no system's own, it is seen, but nothing beside it.
+        readable, writable: files and directories of this host that the program sees, in their places.
+        devices: of this host, such as "kvm".
+        capabilities: what root keeps.
+        options: more of bubblewrap's. By default, a table of the program's own processes.
+    """
+    argv = [PROGRAM, *_NAMESPACES]
+    if os.geteuid() == 0:
+        argv += ["--cap-drop", "ALL"]
+        for capability in capabilities:
+            argv += ["--cap-add", capability]
+    for name in _SYSTEM:
+        argv += ["--ro-bind-try", name, name]
+    own = [Path(path)] if (path := shutil.which(program)) and not path.startswith(_SYSTEM) else []
+    for seen in dict.fromkeys(each for path in (*own, *readable) for each in (path.absolute(), path.resolve())):
+        argv += ["--ro-bind", str(seen.resolve()), str(seen)]
+    for name in ("null", *devices):
+        argv += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    for each in {path.resolve(): None for path in writable}:
+        argv += ["--bind", str(each), str(each)]
+    return [*argv, *options, "--remount-ro", "/", "--"]
+
+
+def start(
+    prefix: Sequence[str], argv: Sequence[str], pass_fds: Iterable[int], **options: Any
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Starts a program that outlives this one, and returns the process that waits for its end, and its own pid.
+
+    Args:
+        prefix: of `command`.
+        argv: the program, with its arguments.
+        pass_fds: descriptors that it inherits.
+        options: of subprocess.Popen.
+
+    Raises:
+        OSError: bubblewrap is not installed, or cannot enclose it; it has said why.
+        subprocess.SubprocessError: what is to happen in its process before did not work.
+    """
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as told:
+        try:
+            name, *arguments = prefix
+            process = subprocess.Popen(
+                [name, "--as-pid-1", "--info-fd", str(writing), *arguments, *argv], pass_fds=(writing, *pass_fds),
+                stdin=subprocess.DEVNULL, start_new_session=True, **options,
+            )  # fmt: skip
+        finally:
+            os.close(writing)
+        said = told.read()
+    if not said:
+        process.wait()
+        raise OSError("bubblewrap cannot enclose it")
+    return process, int(json.loads(said)["child-pid"])
+
+
+def problem() -> str:
+    """Returns why nothing can be enclosed here; empty if it can."""
+    try:
+        done = subprocess.run(
+            [*command("true"), "true"], stdin=subprocess.DEVNULL, capture_output=True, check=False,
+            env=child_environment.for_program(os.environ),
+        )  # fmt: skip
+    except OSError as error:
+        return str(error)
+    return done.stderr.decode(errors="replace").strip() if done.returncode else ""
