@@ -18,6 +18,8 @@ import struct
 import sys
 
 CONNECT_SECONDS = 60.0
+# linux/nsfs.h
+NS_GET_USERNS = 0xB701
 
 
 def main() -> int:
@@ -66,8 +68,10 @@ def enter(pid: int) -> None:
         raise PermissionError("its process is in the network of the host")
     libc = ctypes.CDLL(None, use_errno=True)
     # All are opened first: within the user namespace, /proc/PID may be closed.
-    namespaces = [os.open(f"{theirs}/{kind}", os.O_RDONLY) for kind in (["user"] if os.geteuid() else []) + ["net"]]
-    for namespace in namespaces:
+    network = os.open(f"{theirs}/net", os.O_RDONLY)
+    # That of the network, in which the process may have made another for itself.
+    owners = [fcntl.ioctl(network, NS_GET_USERNS)] if os.geteuid() else []
+    for namespace in (*owners, network):
         if libc.setns(namespace, 0) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))

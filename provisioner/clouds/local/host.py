@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from provisioner.base import child_environment
-from provisioner.clouds.local.vm import confinement
+from provisioner.clouds.local.vm import bubblewrap, confinement
 from provisioner.clouds.local.vm.processes import own_user
 from provisioner.clouds.local.vm.qemu import confined
 from provisioner.store.files import write_atomically
@@ -22,6 +22,7 @@ PROGRAMS = {
     "qemu-img": "qemu-utils",
     "mmdebstrap": "mmdebstrap",
     "passt": "passt",
+    "bwrap": "bubblewrap",
     "mke2fs": "e2fsprogs",
     "unshare": "util-linux",
     "newuidmap": "uidmap",
@@ -61,6 +62,9 @@ def problems() -> list[tuple[str, str]]:
     if not found and not _makes_card():
         remedy = "sudo modprobe tun; sudo chmod 666 /dev/net/tun; to a container, pass it on: --device /dev/net/tun."
         found.append(("No usable /dev/net/tun, through which machines are reached.", remedy))
+    if not found and (why := bubblewrap.problem()):
+        problem = f"QEMU and what else a machine may take over cannot be kept from this host's files: {why}"
+        found.append((problem, "Run it outside the container, or in one that may mount file systems."))
     return found
 
 

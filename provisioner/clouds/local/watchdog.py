@@ -22,7 +22,7 @@ from pathlib import Path
 
 from provisioner.clouds.local import machine
 from provisioner.clouds.local.frozen import snapshots
-from provisioner.clouds.local.network import captures
+from provisioner.clouds.local.network import captures, egress
 from provisioner.clouds.local.vm import disk, machine_logs, qemu
 from provisioner.clouds.local.vm.credential_port import CredentialPort
 
@@ -50,6 +50,7 @@ def main() -> int:
     while True:
         machine_logs.trim_all(Path())
         grows_fast = captured.look()
+        egress.follow_resolvers(directory)
         pid = qemu.live_pid(pidfile)
         if watched is None and pid is not None:
             watched = _opened(pid, pidfile)

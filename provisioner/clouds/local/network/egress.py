@@ -11,6 +11,7 @@ whose wire server hands out extensions' secrets), 192.0.0.192 (Oracle Cloud Clas
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import mmap
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.base import child_environment
+from provisioner.clouds.local.vm import bubblewrap
 from provisioner.clouds.local.vm.processes import is_alive, start_time
 
 # Static configuration of the machine's internet card: this address, prefix length and default route, no DHCP.
@@ -307,6 +309,9 @@ def read(path: Path) -> Counts:
 COUNTERS = "network.counters"
 
 
+# Where the egress proxy reads the host's resolvers.
+RESOLV_CONF, RESOLVERS = Path("/etc/resolv.conf"), "network.resolvers"
+
 # Written by the controller: the private networks that the machine reaches.
 OPENED = "private_networks"
 
@@ -324,15 +329,42 @@ def start(theirs: socket.socket, allowed: list[dict[str, Any]] | None, private: 
 
     It ends when QEMU closes the other end. Its pid is kept for `destroy` all the same.
     """
-    arguments = ["--fd", str(theirs.fileno()), "--log", "network.log", "--counters", COUNTERS]
+    arguments = ["--fd", str(theirs.fileno())]
     if allowed is None:
         arguments.append("--full-internet")
         for network in private:
             arguments += ["--private", network]
     for destination in allowed or ():
         arguments += ["--allow", f"{destination['cidr']}:{destination['port']}"]
-    pid = start_program("provisioner.clouds.local.network.egress_proxy", *arguments, pass_fds=(theirs.fileno(),))
+    Path(RESOLVERS).touch()
+    follow_resolvers(Path())
+    with (
+        Path("network.log").open("ab") as log,
+        Path(COUNTERS).open("wb") as counters,
+        Path(RESOLVERS).open("rb") as resolvers,
+    ):
+        for option, file in (("--counters", counters), ("--resolvers", resolvers)):
+            arguments += [option, f"/proc/self/fd/{file.fileno()}"]
+        _, pid = bubblewrap.start(
+            bubblewrap.command(
+                sys.executable, readable=bubblewrap.PYTHON, capabilities=bubblewrap.BECOMES_ANOTHER_USER,
+                options=[*bubblewrap.PROCESSES, "--dir", "/tmp"],  # noqa: S108 - where passt makes its own root
+            ),
+            [sys.executable, "-m", "provisioner.clouds.local.network.egress_proxy", *arguments],
+            (theirs.fileno(), counters.fileno(), resolvers.fileno()),
+            stdout=log, stderr=log, env=child_environment.for_python(os.environ),
+        )  # fmt: skip
     Path("network.json").write_text(json.dumps({"pid": pid, "started": start_time(pid)}))
+
+
+def follow_resolvers(directory: Path) -> None:
+    """Copies what this host resolves names by to a machine's directory, for the egress proxy, if there is one."""
+    with contextlib.suppress(OSError), (directory / RESOLVERS).open("r+b") as file:
+        now = RESOLV_CONF.read_bytes()
+        if file.read() != now:  # not replaced: the proxy has it open
+            file.seek(0)
+            file.write(now)
+            file.truncate()
 
 
 def start_program(module: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> int:

@@ -1,6 +1,6 @@
 """Connects one machine's internet card to what it may reach, and to nothing else. Standard library only.
 
-Usage: python -m provisioner.clouds.local.network.egress_proxy --fd N [--log FILE] [--counters FILE]
+Usage: python -m provisioner.clouds.local.network.egress_proxy --fd N [--counters FILE] [--resolvers FILE]
            (--allow CIDR:PORT ... | --full-internet [--private CIDR ...])
 
 N is one end of a socket pair whose other end is QEMU's `-netdev stream`. passt turns the machine's packets into
@@ -24,9 +24,9 @@ from __future__ import annotations
 import argparse
 import array
 import asyncio
-import contextlib
 import ipaddress
 import os
+import signal
 import socket
 import struct
 import sys
@@ -96,7 +96,7 @@ HOST_ADDRESSES_SECONDS = 2
 # passt uses up to two descriptors for a connection, and refuses further connections when none is left.
 PASST_DESCRIPTORS = 1024
 HOST_ADDRESSES = Path("/proc/net/fib_trie")
-RESOLV_CONF = Path("/etc/resolv.conf")
+RESOLV_CONF_BYTES = 64 << 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,8 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     mode.add_argument("--allow", action="append", metavar="CIDR:PORT", help="an allowlisted destination; repeatable")
     mode.add_argument("--full-internet", action="store_true")
     parser.add_argument("--private", action="append", default=[], metavar="CIDR", type=ipaddress.IPv4Network)
-    parser.add_argument("--log", type=Path, help="file for all output, passt's too")
     parser.add_argument("--counters", type=Path, help="file for what it counts")
+    parser.add_argument("--resolvers", type=Path, default=egress.RESOLV_CONF, help="file like /etc/resolv.conf")
     options = parser.parse_args(arguments)
     try:
         rules = sorted({egress.parse_allow(text) for text in options.allow or ()}, key=str)
@@ -117,14 +117,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len(rules) > egress.MAX_RULES:
         parser.error(f"at most {egress.MAX_RULES} destinations")
     qemu = socket.socket(fileno=options.fd)
-    if options.log:
-        with options.log.open("ab", buffering=0) as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
     counters = Counters(options.counters)
+    try:
+        resolv_conf = os.open(options.resolvers, os.O_RDONLY)
+    except OSError:  # a host without it
+        resolv_conf = os.open(os.devnull, os.O_RDONLY)
     confinement.give_up_privileges()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the kernel lets a namespace's first process ignore it
     return asyncio.run(
-        _full_internet(qemu, counters, options.private) if options.full_internet else _allowlist(qemu, rules, counters)
+        _full_internet(qemu, counters, options.private, resolv_conf)
+        if options.full_internet
+        else _allowlist(qemu, rules, counters)
     )
 
 
@@ -145,7 +148,7 @@ def _start_passt(link: socket.socket, options: Sequence[str], prepare: Callable[
         os.set_inheritable(link.fileno(), True)
         command = [
             *("passt", "--foreground", "--quiet", "--ipv4-only", "--fd", str(link.fileno())),
-            *("--no-map-gw", "--no-dhcp", "--tcp-ports", "none", "--no-udp", "--no-icmp"),
+            *("--no-map-gw", "--no-dhcp", "--dns", "none", "--tcp-ports", "none", "--no-udp", "--no-icmp"),
             *("--address", egress.GUEST_ADDRESS, "--netmask", str(egress.PREFIX_LENGTH)),
             *("--gateway", egress.GATEWAY, "--mac-addr", egress.GATEWAY_MAC, *options),
         ]
@@ -167,7 +170,9 @@ async def _until_end(pid: int) -> int:
     return max(1, code) if (code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) else 0
 
 
-async def _full_internet(qemu: socket.socket, counters: Counters, private: Sequence[ipaddress.IPv4Network]) -> int:
+async def _full_internet(
+    qemu: socket.socket, counters: Counters, private: Sequence[ipaddress.IPv4Network], resolv_conf: int
+) -> int:
     """Runs passt on a second socket pair, and passes every frame of the machine through the filter.
 
     The way out: QEMU, `frames`, and then passt or `flows`. The way in: passt or `flows`, `card`, QEMU.
@@ -180,9 +185,9 @@ async def _full_internet(qemu: socket.socket, counters: Counters, private: Seque
     card, resolvers = Card(qemu), Resolvers()
     flows = DatagramFlows(card.offer, resolvers)
     frames = FrameFilter(flows.forward, private, lambda frame: refuse(frame, card.offer))
-    _read_host(frames, resolvers)
+    _read_host(frames, resolvers, resolv_conf)
     work = (_filter(qemu, ours, frames, counters), card.copy(ours), card.write_offered(), flows.expire())
-    tasks = [asyncio.create_task(task) for task in (*work, _follow_host(frames, resolvers))]
+    tasks = [asyncio.create_task(task) for task in (*work, _follow_host(frames, resolvers, resolv_conf))]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
@@ -202,17 +207,16 @@ async def _filter(qemu: socket.socket, passt: socket.socket, frames: FrameFilter
         await asyncio.sleep(0)  # a machine that sends without end must not keep all else from its turn
 
 
-def _read_host(frames: FrameFilter, resolvers: Resolvers) -> None:
+def _read_host(frames: FrameFilter, resolvers: Resolvers, resolv_conf: int) -> None:
     frames.deny(*egress.host_networks(HOST_ADDRESSES.read_text()))
-    with contextlib.suppress(OSError):
-        resolvers.replace(parse_resolv_conf(RESOLV_CONF.read_text(errors="replace")))
+    resolvers.replace(parse_resolv_conf(os.pread(resolv_conf, RESOLV_CONF_BYTES, 0).decode(errors="replace")))
 
 
-async def _follow_host(frames: FrameFilter, resolvers: Resolvers) -> None:
+async def _follow_host(frames: FrameFilter, resolvers: Resolvers, resolv_conf: int) -> None:
     """Follows the host while it gains and loses addresses and resolvers."""
     while True:
         await asyncio.sleep(HOST_ADDRESSES_SECONDS)
-        _read_host(frames, resolvers)
+        _read_host(frames, resolvers, resolv_conf)
 
 
 async def _allowlist(qemu: socket.socket, rules: Sequence[Rule], counters: Counters) -> int:
@@ -230,7 +234,7 @@ async def _allowlist(qemu: socket.socket, rules: Sequence[Rule], counters: Count
             end.close()
 
     # lo, because passt copies the configuration of the default route's card, and there is no such route here.
-    options = ["--interface", "lo", "--dns", "none"]
+    options = ["--interface", "lo"]
     pid = _start_passt(qemu, options, prepare)
     for end in (theirs, qemu):
         end.close()

@@ -46,16 +46,22 @@ def command(
         argv += ["--cap-drop", "ALL"]
         for capability in capabilities:
             argv += ["--cap-add", capability]
-    for name in _SYSTEM:
-        argv += ["--ro-bind-try", name, name]
-    own = [Path(path)] if (path := shutil.which(program)) and not path.startswith(_SYSTEM) else []
-    for seen in dict.fromkeys(each for path in (*own, *readable) for each in (path.absolute(), path.resolve())):
-        argv += ["--ro-bind", str(seen.resolve()), str(seen)]
-    for name in ("null", *devices):
-        argv += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    for each in {path.resolve(): None for path in writable}:
-        argv += ["--bind", str(each), str(each)]
+    seen_too = [path for path in (Path(shutil.which(program) or program), *readable) if not _is_systems(path)]
+    places = [
+        *(("--ro-bind-try", Path(name)) for name in _SYSTEM),
+        *(("--ro-bind", seen) for path in seen_too for seen in (path.absolute(), path.resolve())),
+        *(("--dev-bind", Path("/dev", name)) for name in ("null", *devices)),
+        *(("--bind", path.resolve()) for path in writable),
+    ]
+    for kind, place in dict.fromkeys(places):
+        for above in reversed(place.parents):  # which whom root becomes passes, too
+            argv += ["--perms", "0755", "--dir", str(above)]
+        argv += [kind, str(place), str(place)]
     return [*argv, *options, "--remount-ro", "/", "--"]
+
+
+def _is_systems(path: Path) -> bool:
+    return any(path.resolve().is_relative_to(system) for system in _SYSTEM)
 
 
 def start(
