@@ -27,7 +27,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from provisioner.base import child_environment
 from provisioner.base.printable import last_lines
 from provisioner.base.progress import NOTE_OF_A_PROGRAM
 from provisioner.clouds.local.frozen import memory_files, templates
@@ -262,8 +261,7 @@ def _start_qemu(launch: qemu.Launch, lower: Path, log: IO[bytes], pass_fds: Sequ
     try:
         process, pid = bubblewrap.start(
             qemu.enclosed(launch, Path(), disk.chain(lower)), qemu.command(launch), (card, *pass_fds),
-            stdout=log, stderr=log, env=child_environment.for_program(os.environ),
-            preexec_fn=partial(_prepare_to_become_qemu, card),
+            stdout=log, stderr=log, preexec_fn=partial(_prepare_to_become_qemu, card),
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         said = last_lines(read_end(Path("qemu.log"), 200).decode(errors="replace"), 200)

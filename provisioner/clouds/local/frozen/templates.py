@@ -25,7 +25,7 @@ from pathlib import Path
 from provisioner.base import child_environment, unix_socket
 from provisioner.base.printable import last_lines, printable
 from provisioner.clouds.local.frozen import memory_files
-from provisioner.clouds.local.vm import confinement, credential_port, disk, machine_logs, qemu, shutdown
+from provisioner.clouds.local.vm import bubblewrap, confinement, credential_port, disk, machine_logs, qemu, shutdown
 from provisioner.store.files import locked, read_end, remove_tree
 from provisioner.store.home import TEMPLATES, UNFINISHED
 
@@ -69,7 +69,7 @@ def running(
     ours, theirs = socket.socketpair()
     with (
         ours, theirs, disk.opened(directory / layer) as disk_fds, (directory / "qemu.log").open("ab") as log,
-        confinement.place_for_card() as card,
+        confinement.place_for_card() as card, bubblewrap.system_calls() as refused,
     ):  # fmt: skip
         launch = replace(launch, disk_fds=disk_fds, management_fd=card.fileno())
         if launch.internet_fd is not None:
@@ -77,11 +77,12 @@ def running(
         process = subprocess.Popen(
             [
                 *_ENDS_WITH_PARENT, *_WITHOUT_NETWORK, str(card.fileno()), "timeout", "--signal=KILL", f"{seconds:g}",
-                *qemu.enclosed(launch, directory, disk.chain(directory / layer), "--die-with-parent"),
+                *qemu.enclosed(launch, directory, disk.chain(directory / layer), "--die-with-parent", *refused),
                 *qemu.command(launch), *arguments,
             ],
             cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            pass_fds=[theirs.fileno(), card.fileno(), *disk_fds], env=child_environment.for_python(os.environ),
+            pass_fds=[theirs.fileno(), card.fileno(), int(refused[1]), *disk_fds],
+            env=child_environment.for_python(os.environ),
         )  # fmt: skip
         try:
             deadline = time.monotonic() + CONTROL_SECONDS

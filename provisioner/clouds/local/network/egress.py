@@ -346,15 +346,20 @@ def start(theirs: socket.socket, allowed: list[dict[str, Any]] | None, private: 
         for option, file in (("--counters", counters), ("--resolvers", resolvers)):
             arguments += [option, f"/proc/self/fd/{file.fileno()}"]
         _, pid = bubblewrap.start(
-            bubblewrap.command(
-                sys.executable, readable=bubblewrap.PYTHON, capabilities=bubblewrap.BECOMES_ANOTHER_USER,
-                options=[*bubblewrap.PROCESSES, "--dir", "/tmp"],  # noqa: S108 - where passt makes its own root
-            ),
+            enclosed(),
             [sys.executable, "-m", "provisioner.clouds.local.network.egress_proxy", *arguments],
             (theirs.fileno(), counters.fileno(), resolvers.fileno()),
-            stdout=log, stderr=log, env=child_environment.for_python(os.environ),
+            stdout=log, stderr=log,
         )  # fmt: skip
     Path("network.json").write_text(json.dumps({"pid": pid, "started": start_time(pid)}))
+
+
+def enclosed() -> list[str]:
+    """Returns the prefix that gives the egress proxy, and passt with it, a file system without any file of a user's."""
+    return bubblewrap.command(
+        sys.executable, readable=bubblewrap.PYTHON, capabilities=bubblewrap.BECOMES_ANOTHER_USER,
+        options=[*bubblewrap.PROCESSES, "--dir", "/tmp"],  # noqa: S108 - where passt makes its own root
+    )  # fmt: skip
 
 
 def follow_resolvers(directory: Path) -> None:

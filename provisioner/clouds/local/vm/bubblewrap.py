@@ -6,12 +6,14 @@ no socket of another program's, no other process. Whatever a machine makes of it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,13 @@ _NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgr
 PYTHON = tuple(Path(path) for path in (sys.base_prefix, sys.prefix, *provisioner.__path__))
 # A table of its own processes.
 PROCESSES = ("--proc", "/proc")
+# System calls that no program beside a machine has a use for, and intruders have (asm/unistd_64.h): ptrace, those of
+# keyrings, perf_event_open, process_vm_readv and _writev, bpf, userfaultfd, and io_uring's.
+_DENIED = (101, 248, 249, 250, 298, 310, 311, 321, 323, 425, 426, 427)
+# linux/seccomp.h, linux/filter.h, linux/audit.h; of struct seccomp_data: number and architecture.
+_LOAD, _IS, _IS_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_ALLOW, _REFUSE, _END = 0x7FFF0000, 0x00050001, 0x80000000  # refused with EPERM
+_NUMBER, _ARCHITECTURE, _X86_64, _X32 = 0, 4, 0xC000003E, 0x40000000
 BECOMES_ANOTHER_USER = ("CAP_SETUID", "CAP_SETGID")
 
 
@@ -60,6 +69,21 @@ def command(
     return [*argv, *options, "--remount-ro", "/", "--"]
 
 
+@contextlib.contextmanager
+def system_calls() -> Iterator[tuple[str, str]]:
+    """Yields the option that refuses system calls, and the descriptor in it, which bubblewrap is to inherit."""
+    steps = [
+        *((_LOAD, 0, 0, _ARCHITECTURE), (_IS, 1, 0, _X86_64), (_RETURN, 0, 0, _END)),
+        *((_LOAD, 0, 0, _NUMBER), (_IS_AT_LEAST, len(_DENIED) + 1, 0, _X32)),
+        *((_IS, len(_DENIED) - place, 0, number) for place, number in enumerate(_DENIED)),
+        *((_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)),
+    ]
+    with os.fdopen(os.memfd_create("system calls"), "r+b") as file:
+        file.write(b"".join(struct.pack("=HBBI", *step) for step in steps))
+        file.seek(0)
+        yield "--seccomp", str(file.fileno())
+
+
 def _is_systems(path: Path) -> bool:
     return any(path.resolve().is_relative_to(system) for system in _SYSTEM)
 
@@ -80,12 +104,14 @@ def start(
         subprocess.SubprocessError: what is to happen in its process before did not work.
     """
     reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as told:
+    with os.fdopen(reading, "rb") as told, system_calls() as refused:
         try:
             name, *arguments = prefix
             process = subprocess.Popen(
-                [name, "--as-pid-1", "--info-fd", str(writing), *arguments, *argv], pass_fds=(writing, *pass_fds),
-                stdin=subprocess.DEVNULL, start_new_session=True, **options,
+                [name, "--as-pid-1", "--info-fd", str(writing), *refused, *arguments, *argv],
+                pass_fds=(writing, int(refused[1]), *pass_fds),
+                stdin=subprocess.DEVNULL, start_new_session=True,
+                env=child_environment.for_python(os.environ), **options,
             )  # fmt: skip
         finally:
             os.close(writing)

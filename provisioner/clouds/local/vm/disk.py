@@ -98,16 +98,20 @@ def chain(disk: Path) -> list[Path]:
 def _qemu_img(layer: Path, lower: Iterable[Path], verb: str, *arguments: str) -> None:
     """Runs qemu-img in a layer's directory, the only one that it may write. What it reads, machines have written."""
     readable = [each for disk in lower for each in chain(disk)]
-    options = ("--unshare-net", "--die-with-parent")
-    enclosed = bubblewrap.command(QEMU_IMG, readable=readable, writable=[layer.parent], options=options)
-    _run(*enclosed, QEMU_IMG, verb, "-q", "-f", "qcow2", *arguments, directory=layer.parent)
+    with bubblewrap.system_calls() as refused:
+        options = ("--unshare-net", "--die-with-parent", *refused)
+        enclosed = bubblewrap.command(QEMU_IMG, readable=readable, writable=[layer.parent], options=options)
+        argv = (*enclosed, QEMU_IMG, verb, "-q", "-f", "qcow2", *arguments)
+        _run(*argv, directory=layer.parent, pass_fds=[int(refused[1])])
 
 
-def _run(*argv: str, directory: Path | None = None, seconds: float = REBASE_SECONDS) -> None:
+def _run(
+    *argv: str, directory: Path | None = None, pass_fds: Iterable[int] = (), seconds: float = REBASE_SECONDS
+) -> None:
     subprocess.run(
         argv,
         check=True, stdin=subprocess.DEVNULL, env=child_environment.for_program(os.environ), timeout=seconds,
-        cwd=directory,
+        cwd=directory, pass_fds=tuple(pass_fds),
     )  # fmt: skip
 
 
