@@ -26,7 +26,6 @@ from tests.waiting import BOUND_SECONDS
 ORDINARY, OTHER = 65533, 1_900_000_001
 PYTHON = "/usr/bin/python3"
 KEY = "provisioner-canary"
-SYS_ADD_KEY = 248
 
 # Starts the intruder in a program's place, as the controller starts the program. It imports what it needs before it
 # becomes the user, who may not be allowed to read the checkout.
