@@ -17,14 +17,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import provisioner
 from provisioner.base import child_environment
 
 PROGRAM = "bwrap"
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/alternatives", "/etc/ld.so.cache")
 _NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
 # In Python's directories lies what it imports, and nothing of a user's.
-PYTHON = tuple(Path(path) for path in (sys.base_prefix, sys.prefix, *provisioner.__path__))
+PYTHON = tuple(Path(path) for path in (sys.base_prefix, sys.prefix, Path(__file__).parents[3]))
 # A table of its own processes.
 PROCESSES = ("--proc", "/proc")
 # System calls that no program beside a machine has a use for, and intruders have (asm/unistd_64.h): ptrace, those of
