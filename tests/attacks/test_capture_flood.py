@@ -28,8 +28,9 @@ CONFINED = (sys.executable, "-m", confinement.__name__)
 @pytest.fixture
 def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     monkeypatch.chdir(tmp_path)
+    Path(qemu.RUN).mkdir()
     argv = [qemu.PROGRAM, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg"]
-    argv += ["-m", "32M", "-qmp", "unix:qmp.sock,server=on,wait=off", *qemu.confined(None)]
+    argv += ["-m", "32M", "-qmp", "unix:run/qmp.sock,server=on,wait=off", *qemu.confined(None)]
     with confinement.place_for_card() as file:
         card = file.fileno()
         argv += [*qemu.network(LINK, card, None), *qemu.captured(LINK, None)]

@@ -29,9 +29,10 @@ ROOT = Path(__file__).parents[2]
 # Holds the lock on the pidfile as QEMU does, and writes to the serial log without end, but for a log that nothing cuts.
 FLOOD = """
 import fcntl, os, time
-pidfile = open("qemu.pid", "w")
+os.mkdir("run")
+pidfile = open("run/qemu.pid", "w")
 fcntl.lockf(pidfile, fcntl.LOCK_EX)
-log = os.open("serial.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+log = os.open("run/serial.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 os.write(log, b"Linux version\\n")
 print("up", flush=True)
 while True:
@@ -64,7 +65,7 @@ def test_a_flooded_console_stays_bounded_on_disk(machine: Path) -> None:
             sizes: list[int] = []
 
             def was_cut_again_and_again() -> bool:
-                sizes.append((machine / "serial.log").stat().st_size)
+                sizes.append((machine / "run/serial.log").stat().st_size)
                 return sum(after < before for before, after in itertools.pairwise(sizes)) > 2
 
             until(was_cut_again_and_again, lambda: watchdog.poll() is None)
@@ -74,6 +75,7 @@ def test_a_flooded_console_stays_bounded_on_disk(machine: Path) -> None:
 
 def test_the_beginning_and_the_end_of_a_flooded_console_are_kept(tmp_path: Path) -> None:
     log = tmp_path / machine_logs.SERIAL
+    log.parent.mkdir()
     with log.open("ab", buffering=0) as writer:
         writer.write(b"Linux version 6\n" + b"A" * (5 << 20) + b"the end")
         machine_logs.trim_all(tmp_path)
@@ -98,8 +100,8 @@ def test_a_log_of_a_writer_at_any_offset_takes_little_disk(tmp_path: Path) -> No
 def test_a_console_of_many_gigabytes_is_read_in_little_memory(tmp_path: Path) -> None:
     cloud = LocalCloud(Home(tmp_path), Settings())
     directory = tmp_path / "environments" / "env" / "primary"
-    directory.mkdir(parents=True)
-    with (directory / "serial.log").open("wb") as log:
+    (directory / "run").mkdir(parents=True)
+    with (directory / machine_logs.SERIAL).open("wb") as log:
         log.truncate(64 << 30)
         log.seek(0, os.SEEK_END)
         log.write(b"the end")

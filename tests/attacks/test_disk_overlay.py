@@ -33,8 +33,9 @@ from tests.waiting import BOUND_SECONDS, until
 MIB = 1 << 20
 # Holds the lock on the pidfile, as QEMU does.
 QEMU = """
-import fcntl, signal
-pidfile = open("qemu.pid", "w")
+import fcntl, os, signal
+os.mkdir("run")
+pidfile = open("run/qemu.pid", "w")
 fcntl.lockf(pidfile, fcntl.LOCK_EX)
 print("up", flush=True)
 signal.pause()
@@ -158,10 +159,10 @@ def test_an_ended_machines_large_disk_keeps_no_other_alive(
     home: Home, start: Callable[[str, int], subprocess.Popen[bytes]]
 ) -> None:
     ended = home.environments / "ended" / "primary"
-    ended.mkdir(parents=True)
+    (ended / qemu.RUN).mkdir(parents=True)
     (ended / disk.SHARE).write_text(str(MIB))
     (ended / disk.OVERLAY).write_bytes(b"x" * (20 * MIB))
-    (ended / "qemu.pid").write_text("1\n")
+    (ended / qemu.PIDFILE).write_text("1\n")
     assert start("flooder", 9).wait(BOUND_SECONDS) != 0
     assert (ended / disk.OVERLAY).exists()  # its environment may still want it
 

@@ -50,7 +50,7 @@ own = f"import sys; sys.path.insert(0, {sys.argv[1]!r})\\nfrom provisioner.cloud
 if place == "QEMU":
     link = qemu.link_sockets("primary", ["aux"])
     launch = qemu.Launch(1, 1, "../image/vmlinuz", "../image/initrd.img", False, link, None, None)
-    prefix, argv, prepare = qemu.enclosed(launch, Path(), disk.chain(base)), [*python, text], confinement.leave_network
+    prefix, argv, prepare = qemu.enclosed(launch, Path(qemu.RUN), disk.chain(base)), [*python, text], confinement.leave_network
 elif place == "qemu-img":
     disk.create(Path("layer.qcow2"), base)
     sys.exit()
@@ -70,8 +70,12 @@ class Site:
 
     def __init__(self, root: Path, operator: int, stack: ExitStack) -> None:
         self.root, self.operator = root, operator
-        self.secrets = [root / name for name in ("home/.ssh/id_ed25519", "other/disk.qcow2", "ledger.sqlite")]
-        self.own = [root / name for name in ("image/disk.raw", "image/vmlinuz", "image/initrd.img", ".link", "primary")]
+        self.secrets = [
+            root / name for name in ("home/.ssh/id_ed25519", "other/disk.qcow2", "ledger.sqlite", "primary/expires_at")
+        ]
+        self.own = [
+            root / name for name in ("image/disk.raw", "image/vmlinuz", "image/initrd.img", ".link", "primary/run")
+        ]
         for path in (*self.secrets, *self.own[:3]):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("a secret")
@@ -95,10 +99,11 @@ class Site:
     def reached(self, place: str) -> dict[str, Any]:
         """Returns what an intruder reaches from a program's place."""
         is_root = self.operator == 0
+        qemu_imgs = [self.root / "primary"] if place == "qemu-img" else []
         asked = {
-            "files": list(map(str, self.secrets)), "sockets": list(map(str, self.sockets)), "abstract": self.abstract,
+            "files": [str(path) for path in self.secrets if place != "qemu-img" or path.parent.name != "primary"], "sockets": list(map(str, self.sockets)), "abstract": self.abstract,
             "pid": self.process.pid, "port": self.port, "key": KEY,
-            "own": [str(path) for path in (*self.own, self.package, self.root / "programs" / "qemu-img")],
+            "own": [str(path) for path in (*self.own, self.package, self.root / "programs" / "qemu-img", *qemu_imgs)],
             "user": OTHER if is_root and place == "QEMU" else 0,
         }  # fmt: skip
         programs = self.root / "programs"
@@ -146,7 +151,7 @@ def within(reached: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("place", ["QEMU", "qemu-img", "passt"])
 def test_an_intruder_reaches_its_own_directory_and_nothing_else(site: Site, place: str) -> None:
     reached = site.reached(place)
-    assert within(reached) == {"QEMU": [".link", "primary"], "qemu-img": ["primary"], "passt": []}[place]
+    assert within(reached) == {"QEMU": [".link", "run"], "qemu-img": ["primary", "run"], "passt": []}[place]
     assert reached.pop("devices") == ["null", *(["urandom"] if place == "QEMU" else [])]
     assert reached == {**NOTHING, **(MOUNTING if "mounts" in reached else {})}
 

@@ -52,13 +52,14 @@ def answering(directory: Path, chunks: Iterator[bytes], pause_seconds: float = 0
                 time.sleep(pause_seconds)
 
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(directory / "qmp.sock"))
+        (directory / qemu.RUN).mkdir(exist_ok=True)
+        server.bind(str(directory / qemu.CONTROL))
         server.listen()
         thread = threading.Thread(target=send)
         thread.start()
         yield
         thread.join(BOUND_SECONDS)
-        (directory / "qmp.sock").unlink()
+        (directory / qemu.CONTROL).unlink()
     assert not thread.is_alive()
 
 

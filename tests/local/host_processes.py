@@ -15,7 +15,7 @@ from tests.local.conftest import Lab
 def processes(lab: Lab) -> dict[str, int]:
     """Returns the processes that parse what the primary machine sends, by name."""
     directory = lab.session.home.environments / lab.environment.id / "primary"
-    pid, proxy = qemu.live_pid(directory / "qemu.pid"), egress.pid_of(directory)
+    pid, proxy = qemu.live_pid(directory / "run/qemu.pid"), egress.pid_of(directory)
     assert pid is not None
     if proxy is None:
         return {"qemu": pid}
@@ -25,7 +25,7 @@ def processes(lab: Lab) -> dict[str, int]:
 
 def backends(session: Session, environment: Environment, role: Role = "primary") -> set[str]:
     """Returns where the cards of a running machine lead, in QEMU's words: the kinds of its -netdev arguments."""
-    pid = qemu.live_pid(session.home.environments / environment.id / role / "qemu.pid")
+    pid = qemu.live_pid(session.home.environments / environment.id / role / "run/qemu.pid")
     words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return {value.partition(",")[0] for flag, value in pairwise(words) if flag == "-netdev"}
 

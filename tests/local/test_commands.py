@@ -209,7 +209,7 @@ def test_logs_hold_console_terraform_and_operations(lab: Lab) -> None:
 
 @pytest.mark.campaign
 def test_a_flood_on_the_console_leaves_both_ends_of_the_log(lab: Lab) -> None:
-    log = lab.session.environments.directory(lab.environment.id) / "aux" / "serial.log"
+    log = lab.session.environments.directory(lab.environment.id) / "aux" / "run/serial.log"
     lab.run("yes ttyS0-is-full | head -c 3000000 > /dev/ttyS0; echo the-flood-is-over > /dev/ttyS0", "aux")
     assert log.stat().st_size < 2 << 20
     console = answer(lab.session.home, "logs", lab.environment.id)["logs"]["console-aux"]

@@ -197,7 +197,7 @@ def copy_of(lab: Lab) -> Iterator[Lab]:
 
 def test_a_machine_whose_qemu_ends_is_lost_and_not_late(session: Session) -> None:
     with environment_of(session, "open_door", "offline") as lab:
-        pid = qemu.live_pid(session.home.environments / lab.environment.id / "primary" / "qemu.pid")
+        pid = qemu.live_pid(session.home.environments / lab.environment.id / "primary" / "run/qemu.pid")
         assert pid is not None
         command = ["sh", "-c", "echo begun; sleep 1000"]
         with connect(session, lab.environment, "primary") as connection, pytest.raises(MachineLostError):

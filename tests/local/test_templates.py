@@ -254,7 +254,7 @@ def test_a_machine_of_a_template_is_larger_and_reboots(session: Session, image: 
         assert environment.endpoints["primary"].origin == "template"
         # 16 GiB is what the template's disk has. A file system takes some of its disk for itself.
         assert 18 << 30 < int(text(connection, "df", "--output=size", "--block-size=1", "/").split()[1]) <= 19 << 30
-        pid = qemu.live_pid(session.home.environments / environment.id / "primary" / "qemu.pid")
+        pid = qemu.live_pid(session.home.environments / environment.id / "primary" / "run/qemu.pid")
         accelerator = "kvm" if host.known_answer(session.home.root / KVM_ANSWER) else "tcg"
         assert f"\0-accel\0{accelerator}" in Path(f"/proc/{pid}/cmdline").read_text()
         before = text(connection, "sh", "-c", LOOK).splitlines()
@@ -296,7 +296,7 @@ def test_a_killed_template_maker_leaves_no_machine(session: Session, image: str)
     try:
         with starting(session, environment) as process:
             until(
-                lambda: any((path / "serial.log").exists() for path in made(session, image)),
+                lambda: any((path / "run/serial.log").exists() for path in made(session, image)),
                 lambda: process.poll() is None,
             )
             [unfinished] = made(session, image)

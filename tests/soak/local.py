@@ -108,7 +108,7 @@ class LocalWork:
         for record in EnvironmentStore(self._home).readable():
             for role in record.machines:
                 directory = self._home.environments / record.id / role
-                if (directory / "qemu.pid").exists() and not (directory / "expires_at").exists():
+                if (directory / "run/qemu.pid").exists() and not (directory / "expires_at").exists():
                     problems.append(f"{record.id} {role} has no limit")
         return problems
 

@@ -54,11 +54,11 @@ def _ended(store: EnvironmentStore, environment: Environment) -> list[str]:
     if environment.cloud != "local" or environment.status != "ready":
         return []
     from provisioner.clouds.local.vm.processes import is_stopped
-    from provisioner.clouds.local.vm.qemu import live_pid
+    from provisioner.clouds.local.vm.qemu import PIDFILE, live_pid
 
     told = []
     for role in environment.machines:
-        pid = live_pid(store.directory(environment.id) / role / "qemu.pid")
+        pid = live_pid(store.directory(environment.id) / role / PIDFILE)
         if pid is None or is_stopped(pid):
             told.append(f"{environment.hostname(role)} {'has ended' if pid is None else 'is stopped'}")
     return told

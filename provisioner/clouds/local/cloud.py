@@ -250,7 +250,7 @@ class LocalCloud(Cloud):
 
     def alive(self, environment: Environment, role: Role) -> bool:
         """Whether the machine's QEMU lives."""
-        return qemu.live_pid(self._directory(environment, role) / "qemu.pid") is not None
+        return qemu.live_pid(self._directory(environment, role) / qemu.PIDFILE) is not None
 
     def termination_reason(self, environment: Environment, role: Role) -> TerminationReason:
         """Returns why a machine ended: the watchdog's reason if it took too much of the disk, else QEMU's."""
@@ -272,7 +272,7 @@ class LocalCloud(Cloud):
 
     def standstill(self, environment: Environment, role: Role) -> str:
         """Tells that a signal has stopped the machine's QEMU."""
-        pid = qemu.live_pid(self._directory(environment, role) / "qemu.pid")
+        pid = qemu.live_pid(self._directory(environment, role) / qemu.PIDFILE)
         stopped = pid is not None and processes.is_stopped(pid)
         return f"its QEMU is stopped: `kill -CONT {pid}` continues it" if stopped else ""
 
@@ -395,7 +395,7 @@ class LocalCloud(Cloud):
         remaining = []
         for role in environment.machines:
             directory = self._directory(environment, role)
-            if (pid := qemu.live_pid(directory / "qemu.pid")) is not None:
+            if (pid := qemu.live_pid(directory / qemu.PIDFILE)) is not None:
                 remaining.append(f"QEMU process {pid} of the {role} machine")
             if (pid := egress.pid_of(directory)) is not None:
                 remaining.append(f"network process {pid} of the {role} machine")

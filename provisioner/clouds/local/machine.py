@@ -89,7 +89,7 @@ def _start(directory: Path) -> None:
     launch = described(directory, settings)
     template, origin = None, BOOT
     frozen = _snapshot(directory, launch)
-    if frozen is None and (directory / WANTS_TEMPLATE).exists() and qemu.live_pid(directory / "qemu.pid") is None:
+    if frozen is None and (directory / WANTS_TEMPLATE).exists() and qemu.live_pid(directory / qemu.PIDFILE) is None:
         try:  # without the lock: it may take as long as a boot, and a destroy must not wait for it
             template, origin = templates.obtain(image, launch, _note), TEMPLATE
         except templates.TemplateError as error:
@@ -99,9 +99,10 @@ def _start(directory: Path) -> None:
             raise MachineError("it has no credentials: it was destroyed, or the controller never prepared it")
         os.chdir(directory)
         credentials = Path(credential_port.CREDENTIALS)
-        if qemu.live_pid(Path("qemu.pid")) is None or not Path(ORIGIN).exists():
+        if qemu.live_pid(Path(qemu.PIDFILE)) is None or not Path(ORIGIN).exists():
             _end_all(Path())  # a start that was cut short may have left a machine that does not run
             Path(ORIGIN).unlink(missing_ok=True)
+            Path(qemu.RUN).mkdir(mode=0o700, exist_ok=True)
             # What the controller does not say: its own key as root's, and the machine's id.
             (credentials / "authorized_keys.root").write_text(settings["public_key"].strip() + "\n")
             (credentials / "machine_id").write_text(uuid.uuid4().hex + "\n")
@@ -119,7 +120,7 @@ def _start(directory: Path) -> None:
         endpoint = {
             "host": confinement.GUEST_ADDRESS,
             "port": 22,
-            "pidfile": "qemu.pid",
+            "pidfile": qemu.PIDFILE,
             "private_address": address or None,
             "origin": Path(ORIGIN).read_text(),
         }
@@ -169,7 +170,7 @@ def _start_from_template(settings: dict[str, Any], launch: qemu.Launch, template
     taken, prepared = Path(credential_port.TAKEN), Path(credential_port.CREDENTIALS).is_dir
     try:
         _resume(settings, launch, template)
-        _wait(lambda: taken.exists() or qemu.live_pid(Path("qemu.pid")) is None or not prepared(), TAKE_SECONDS)
+        _wait(lambda: taken.exists() or qemu.live_pid(Path(qemu.PIDFILE)) is None or not prepared(), TAKE_SECONDS)
         if not taken.exists():
             raise MachineError("the machine did not take its credentials")
     except (MachineError, OSError, subprocess.SubprocessError, qemu.QMPError) as error:
@@ -185,7 +186,7 @@ def _start_from_template(settings: dict[str, Any], launch: qemu.Launch, template
 
 
 def _running_qemu() -> qemu.QMP:
-    return qemu.wait_for_qmp(lambda: qemu.live_pid(Path("qemu.pid")) is not None, time.monotonic() + QMP_SECONDS)
+    return qemu.wait_for_qmp(lambda: qemu.live_pid(Path(qemu.PIDFILE)) is not None, time.monotonic() + QMP_SECONDS)
 
 
 def _resume(settings: dict[str, Any], launch: qemu.Launch, template: templates.Template) -> None:
@@ -237,7 +238,7 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
     if internet:
         internet.close()
     if launch.user:
-        _admit(launch.user.gid, Path(".."), Path(qemu.LINKS), Path())
+        _admit(launch.user.gid, Path(qemu.LINKS))
     try:
         qemu.wait_for_qmp(lambda: process.poll() is None, time.monotonic() + QMP_SECONDS).__exit__()
     except qemu.QMPError as error:
@@ -260,7 +261,7 @@ def _start_qemu(launch: qemu.Launch, lower: Path, log: IO[bytes], pass_fds: Sequ
     card = launch.management_fd
     try:
         process, pid = bubblewrap.start(
-            qemu.enclosed(launch, Path(), disk.chain(lower)), qemu.command(launch), (card, *pass_fds),
+            qemu.enclosed(launch, Path(qemu.RUN), disk.chain(lower)), qemu.command(launch), (card, *pass_fds),
             stdout=log, stderr=log, preexec_fn=partial(_prepare_to_become_qemu, card),
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
@@ -312,7 +313,7 @@ def _end_all(directory: Path) -> None:
     """Ends QEMU and the egress proxy: each of them even if another does not end, which it then raises."""
     errors: list[MachineError | OSError] = []
     for find in (
-        lambda: qemu.live_pid(directory / "qemu.pid"),
+        lambda: qemu.live_pid(directory / qemu.PIDFILE),
         lambda: egress.pid_of(directory),
         lambda: next(iter(openers(directory / OPEN_FILE)), None),
     ):

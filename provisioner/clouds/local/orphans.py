@@ -83,7 +83,7 @@ def _processes(home: Home, only: str = "*") -> dict[str, dict[int, str]]:
                 by_environment.setdefault(environment, {})[int(process.name)] = program
     for directory in home.environments.glob(f"{only}/"):
         with contextlib.suppress(OSError):  # it is being removed
-            for pid in (qemu.live_pid(path / "qemu.pid") for path in directory.iterdir()):
+            for pid in (qemu.live_pid(path / qemu.PIDFILE) for path in directory.iterdir()):
                 if pid is not None:
                     by_environment.setdefault(directory.name, {})[pid] = "QEMU"
     return by_environment

@@ -39,7 +39,7 @@ ANSWER_SECONDS = 1.0
 
 def main() -> int:
     """Waits until the machine expires or QEMU ends, whichever comes first."""
-    pidfile = Path("qemu.pid")
+    pidfile = Path(qemu.PIDFILE)
     directory = Path.cwd()
     deadline = time.monotonic() + START_SECONDS
     seen = False

@@ -20,6 +20,7 @@ def connected(machine: Path) -> Iterator[tuple[CredentialPort, socket.socket]]:
     Args:
         machine: the machine's directory.
     """
+    (machine / qemu.RUN).mkdir()
     directory = os.open(machine, os.O_PATH)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"/proc/self/fd/{directory}/{qemu.PORT}")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from provisioner.clouds.local.vm.qemu import CONTROL, RUN
 from tests.waiting import BOUND_SECONDS
 
 
@@ -32,14 +33,15 @@ def serving(directory: Path, answers: Mapping[str, Any]) -> Iterator[list[str]]:
         with contextlib.suppress(OSError):
             server.shutdown(socket.SHUT_RDWR)  # no client may have come
         thread.join(BOUND_SECONDS)
-        (directory / "qmp.sock").unlink()
+        (directory / CONTROL).unlink()
 
 
 def _bind(server: socket.socket, directory: Path) -> None:
     """Binds through the directory: the path of a Unix socket may have 107 bytes, a directory's more."""
+    (directory / RUN).mkdir(exist_ok=True)
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
-        server.bind(f"/proc/self/fd/{descriptor}/qmp.sock")
+        server.bind(f"/proc/self/fd/{descriptor}/{CONTROL}")
     finally:
         os.close(descriptor)
 

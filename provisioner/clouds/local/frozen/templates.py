@@ -96,7 +96,7 @@ def running(
             process.wait()
 
 
-CONSOLE = machine_logs.SERIAL
+CONSOLE = "serial.log"
 PARTS = (MEMORY, STATE, DISK, CONSOLE, RECORD)
 CHECKED = (MEMORY, STATE, DISK)
 # A template's disk takes some MiB; a snapshot's, what its machine has written since its image.
@@ -299,6 +299,7 @@ def _make(template: Template, image: Path, launch: qemu.Launch) -> None:
                 qmp.execute("stop")
                 write_state(qmp, directory)
                 process.wait(FREEZE_SECONDS)
+            (directory / machine_logs.SERIAL).rename(directory / CONSOLE)
             complete(directory)
             directory.rename(template.directory)
             return
@@ -324,7 +325,7 @@ def _wait_for_question(directory: Path, deadline: float) -> None:
             except TimeoutError:
                 if time.monotonic() > deadline:
                     problem = "the machine did not ask for its credentials in time"
-                    console = read_end(directory / CONSOLE, CONSOLE_BYTES).decode(errors="replace")
+                    console = read_end(directory / machine_logs.SERIAL, CONSOLE_BYTES).decode(errors="replace")
                     said_last = printable(last_lines(console, CONSOLE_BYTES)) or "nothing"
                     raise TimeoutError(f"{problem}; its console ends with: {said_last}") from None
         if said != bytes([credential_port.WANTS_CREDENTIALS]):
@@ -358,6 +359,7 @@ def complete(directory: Path) -> None:
             size = os.fstat(file.fileno()).st_size
             record[name] = {"bytes": size, "sha256": _digest(name, file.fileno())}
     (directory / RECORD).write_text(json.dumps(record))
+    remove_tree(directory / qemu.RUN)
     for path in directory.iterdir():
         if path.name not in PARTS:
             path.unlink()

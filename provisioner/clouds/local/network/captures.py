@@ -24,12 +24,12 @@ CARDS = ("link", "internet")
 FAST_BYTES = 2 << 20
 FAST_LOOK_SECONDS = 0.05
 # What the monitor says below a card of which a capture is made.
-_FILTER = re.compile(r"  - capture-(\w+): type=filter-dump,file=(\w+)\.pcap,[a-z]+=\w+(?:,[a-z]+=\w+)*")
+_FILTER = re.compile(r"  - capture-(\w+): type=filter-dump,file=run/(\w+)\.pcap,[a-z]+=\w+(?:,[a-z]+=\w+)*")
 
 
 def path(directory: Path, card: str) -> Path:
     """Returns the file of a card's capture."""
-    return directory / f"{card}.pcap"
+    return directory / qemu.RUN / f"{card}.pcap"
 
 
 def is_own(line: str) -> bool:

@@ -65,7 +65,7 @@ def differences(directory: Path, environment: Environment, role: Role, opened: t
 
 def _look(directory: Path) -> View:
     """Looks at a running machine; raises what kept it from seeing something."""
-    pid = qemu.live_pid(directory / "qemu.pid")
+    pid = qemu.live_pid(directory / qemu.PIDFILE)
     if pid is None:
         raise ValueError("QEMU does not run")
     with qemu.QMP(directory) as qmp:

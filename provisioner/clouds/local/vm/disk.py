@@ -373,7 +373,7 @@ def nearly_full(directory: Path) -> bool:
 
 def _counts(directory: Path) -> bool:
     """Returns whether a machine runs, or has just been ended for its disk, which may take a while to be removed."""
-    if qemu.live_pid(directory / "qemu.pid") is not None:
+    if qemu.live_pid(directory / qemu.PIDFILE) is not None:
         return True
     with contextlib.suppress(OSError):
         return abs(time.time() - (directory / EVICTED).stat().st_mtime) < LEAVING_SECONDS

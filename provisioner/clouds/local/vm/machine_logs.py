@@ -11,9 +11,9 @@ import os
 import stat
 from pathlib import Path
 
-SERIAL = "serial.log"
+SERIAL = "run/serial.log"
 # In the machine's directory. Their writers should append (O_APPEND): what others write later leaves a hole before it.
-LOGS = (SERIAL, "qemu.log", "network.log", "events.out")
+LOGS = (SERIAL, "qemu.log", "network.log", "run/events.out")
 LIMIT_BYTES = 1 << 20
 KEPT_BYTES = 256 << 10
 CUT = b"\n[... cut out: the log was too long ...]\n"

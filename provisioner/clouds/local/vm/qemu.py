@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from provisioner.base import unix_socket
-from provisioner.clouds.local.vm import bubblewrap, shutdown
+from provisioner.clouds.local.vm import bubblewrap, machine_logs, shutdown
 from provisioner.clouds.local.vm.confinement import GUEST_MAC
 from provisioner.clouds.local.vm.processes import User, is_alive, start_time
 from provisioner.store.files import holders
@@ -85,7 +85,7 @@ def captured(link: Link, internet_fd: int | None) -> list[str]:
     cards = [*(["link"] if link else ()), *(["internet"] if internet_fd is not None else ())]
     argv = []
     for card in cards:
-        file = f"file={card}.pcap,maxlen={CAPTURED_BYTES}"
+        file = f"file={RUN}/{card}.pcap,maxlen={CAPTURED_BYTES}"
         argv += ["-object", f"filter-dump,id={capture_name(card)},netdev={card},{file}"]
     return argv
 
@@ -124,10 +124,12 @@ MEMORY = "pc.ram"
 # QMP's capabilities for a migration in which memory that is a file stays where it is, and for one in which all goes.
 SHARED_MEMORY_STAYS = [{"capability": "x-ignore-shared", "state": True}]
 ALL_MEMORY_GOES = [{"capability": "x-ignore-shared", "state": False}]
+# In the machine's directory: all that QEMU may write by name.
+RUN = "run"
+PIDFILE, CONTROL = f"{RUN}/qemu.pid", f"{RUN}/qmp.sock"
 # The socket of the machine's end of its virtio-serial port.
-PORT = "credentials.sock"
-# In the machine's directory: number and start time of the process that became QEMU. Where the controller is root, QEMU
-# cannot write it.
+PORT = f"{RUN}/credentials.sock"
+# In the machine's directory: number and start time of the process that became QEMU.
 PROCESS = "qemu.process"
 # For each answer about a machine's status: QEMU serves one client at a time, and another may be at work.
 STATUS_SECONDS = 5.0
@@ -207,9 +209,9 @@ def command(launch: Launch) -> list[str]:
         # Another id at each start: the kernel of a resumed copy then draws new keys.
         *("-device", "vmgenid,guid=auto"),
         # Appending, so that the watchdog can shorten the file.
-        *("-chardev", "file,id=serial,path=serial.log,append=on", "-serial", "chardev:serial"),
-        *("-pidfile", "qemu.pid"),
-        *("-qmp", "unix:qmp.sock,server=on,wait=off"),
+        *("-chardev", f"file,id=serial,path={machine_logs.SERIAL},append=on", "-serial", "chardev:serial"),
+        *("-pidfile", PIDFILE),
+        *("-qmp", f"unix:{CONTROL},server=on,wait=off"),
         *confined(launch.user),
         *shutdown.ARGUMENTS,
         # The machine asks there for its credentials.
@@ -233,7 +235,7 @@ def enclosed(launch: Launch, directory: Path, disks: Iterable[Path], *options: s
 
     Args:
         launch: how the machine starts.
-        directory: where it runs.
+        directory: what it may write by name.
         disks: those that its own is a layer over (disk.chain).
         options: of bubblewrap's.
     """
@@ -271,14 +273,14 @@ def note_process(pid: int) -> None:
 def live_pid(pidfile: Path) -> int | None:
     """Returns the pid of a machine's QEMU, or None; UNTOLD if it is not known which process holds `pidfile`.
 
-    QEMU lives if a process holds the lock on the pidfile, or if the process that was noted beside the pidfile lives.
-    QEMU keeps that lock until it ends, but a machine that has taken QEMU over may give it up. A reused pid misleads
-    neither.
+    QEMU lives if a process holds the lock on the pidfile, or if the process that was noted in the machine's directory
+    lives. QEMU keeps that lock until it ends, but a machine that has taken QEMU over may give it up. A reused pid
+    misleads neither.
     """
     holder = _lock_holder(pidfile)
     if holder not in (None, UNTOLD):
         return holder
-    return _noted_pid(pidfile.with_name(PROCESS)) or holder
+    return _noted_pid(pidfile.parent.with_name(PROCESS)) or holder
 
 
 def _noted_pid(note: Path) -> int | None:
@@ -331,7 +333,7 @@ class QMP:
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._socket.settimeout(timeout_seconds)
-            unix_socket.connect(self._socket, directory / "qmp.sock")
+            unix_socket.connect(self._socket, directory / CONTROL)
             self._line(time.monotonic() + timeout_seconds)
             self.execute("qmp_capabilities")
         except BaseException:

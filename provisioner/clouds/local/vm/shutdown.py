@@ -1,8 +1,8 @@
 """Lets QEMU itself record why it shuts down, and reads that: no process has to watch it. Standard library only.
 
-QEMU takes commands from the file events.in and writes QMP's events to events.out, in the machine's directory. If it
-ends without a word, the kernel may have killed it when out of memory, which its machine can bring about: the kernel
-counts such kills. Or the host lost its power or was reset: then the kernel has another boot id. Otherwise nothing tells
+QEMU takes commands from the file run/events.in and writes QMP's events to run/events.out, in the machine's directory.
+If it ends without a word, the kernel may have killed it when out of memory, which its machine can bring about: the
+kernel counts such kills. Or the host lost its power or was reset: then the kernel has another boot id. Otherwise nothing tells
 whether the machine has crashed its QEMU.
 """
 
@@ -14,8 +14,8 @@ import os
 from pathlib import Path
 
 # QEMU's chardev `pipe` opens PATH.in and PATH.out, which may be plain files (QEMU's documentation, -chardev pipe).
-ARGUMENTS = ("-chardev", "pipe,id=events,path=events", "-mon", "chardev=events,mode=control")
-COMMANDS, EVENTS = "events.in", "events.out"
+ARGUMENTS = ("-chardev", "pipe,id=events,path=run/events", "-mon", "chardev=events,mode=control")
+COMMANDS, EVENTS = "run/events.in", "run/events.out"
 # The count of such kills before QEMU starts, and the host's boot id.
 KILLS, BOOT = "oom_kills", "boot_id"
 VMSTAT, BOOT_ID = Path("/proc/vmstat"), Path("/proc/sys/kernel/random/boot_id")
@@ -29,6 +29,7 @@ def prepare(directory: Path) -> None:
 
     Without the command QEMU sends no events.
     """
+    (directory / COMMANDS).parent.mkdir(mode=0o700, exist_ok=True)
     (directory / COMMANDS).write_text('{"execute": "qmp_capabilities"}\n')
     (directory / EVENTS).write_bytes(b"")
     kills = _kills()

@@ -119,8 +119,8 @@ def test_a_fetched_console_does_not_replace_a_kept_one(provisioner: CommandLine,
     kept = store.logs(saved.id) / "console-primary.log"
     kept.write_text("the token is [redacted:TOKEN]\n")
     machine = store.directory(saved.id) / "primary"
-    machine.mkdir()
-    (machine / "serial.log").write_text("the token is s3cret-value\nmore\n")
+    (machine / "run").mkdir(parents=True)
+    (machine / "run/serial.log").write_text("the token is s3cret-value\nmore\n")
     assert provisioner("logs", saved.id).stdout == "==> console-primary <==\nthe token is s3cret-value\nmore\n"
     assert kept.read_text() == "the token is [redacted:TOKEN]\n"
     # Kept once more at the end, when there is nothing left to fetch: as if something else of it could not be destroyed.

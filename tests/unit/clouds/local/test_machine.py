@@ -32,10 +32,10 @@ from tests.waiting import BOUND_SECONDS, until
 # Stands in for QEMU: locks its pidfile, and answers its control socket.
 QEMU = """#!/usr/bin/python3
 import fcntl, os, signal, socket
-pidfile = open("qemu.pid", "w")
+pidfile = open("run/qemu.pid", "w")
 fcntl.lockf(pidfile, fcntl.LOCK_EX)
 server = socket.socket(socket.AF_UNIX)
-server.bind("qmp.sock")
+server.bind("run/qmp.sock")
 server.listen()
 asked = False
 def visitor():
@@ -50,7 +50,7 @@ while True:
     stream = visitor()
     for line in stream:
         if b"block_resize" in line:
-            open("goes_on", "w").close()
+            open("run/goes_on", "w").close()
         stream.write(b'{{"return": {{"status": "completed"}}}}\\n')
 """
 # A machine has taken it over: it gives up its pidfile, what it has inherited, and its directory.
@@ -63,7 +63,7 @@ while not asked:
 os.closerange(0, 100)
 directory = os.getcwd()
 os.chdir("/")
-open(f"{{directory}}/taken_over", "w").close()
+open(f"{{directory}}/run/taken_over", "w").close()
 signal.pause()
 """
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_told_keeps_no_other_process_alive(tmp_path: Path, monkey
             process.wait()
 
 
-@pytest.mark.parametrize("moment", ["goes_on", f"{CREDENTIALS}/machine_id"], ids=["QEMU runs", "QEMU is to come"])
+@pytest.mark.parametrize("moment", ["run/goes_on", f"{CREDENTIALS}/machine_id"], ids=["QEMU runs", "QEMU is to come"])
 def test_a_destroy_does_not_wait_for_a_start_without_credentials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -213,7 +213,7 @@ def taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tupl
     with starting(directory, settings) as start:
         assert start.communicate()[1] == ""
     assert start.returncode == 0
-    until((directory / "taken_over").exists)
+    until((directory / "run" / "taken_over").exists)
     descriptor = os.pidfd_open(int((directory / qemu.PROCESS).read_text().split()[0]))
     yield directory, descriptor
     with contextlib.suppress(ProcessLookupError):

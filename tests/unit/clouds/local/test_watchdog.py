@@ -22,11 +22,12 @@ from tests.waiting import BOUND_SECONDS
 
 # Holds the lock on the pidfile as QEMU does, and tells when the watchdog has asked for the machine's port.
 QEMU = """
-import fcntl, signal, socket
+import fcntl, os, signal, socket
+os.mkdir("run")
 port = socket.socket(socket.AF_UNIX)
-port.bind("credentials.sock")
+port.bind("run/credentials.sock")
 port.listen()
-pidfile = open("qemu.pid", "w")
+pidfile = open("run/qemu.pid", "w")
 fcntl.lockf(pidfile, fcntl.LOCK_EX)
 connection = port.accept()
 print("watched", flush=True)
@@ -46,7 +47,7 @@ def test_a_machine_whose_directory_is_removed_ends(tmp_path: Path) -> None:
     try:
         assert machine.stdout
         assert machine.stdout.readline() == b"watched\n"
-        (directory / "qemu.pid").unlink()
+        (directory / "run/qemu.pid").unlink()
         shutil.rmtree(directory)
         assert watching.wait(BOUND_SECONDS) == 0
         assert machine.wait(BOUND_SECONDS) == -signal.SIGKILL

@@ -183,14 +183,14 @@ def listening(name):
     server.bind(name)
     server.listen()
     return server
-open("serial.log", "ab").write(b"x" * (8 << 20) + b"\\nA start job is\\x1b[2J running\\n")
-monitor, port = listening("qmp.sock"), listening("{port}")
+open("run/serial.log", "ab").write(b"x" * (8 << 20) + b"\\nA start job is\\x1b[2J running\\n")
+monitor, port = listening("run/qmp.sock"), listening("{port}")
 client, _ = monitor.accept(); stream = client.makefile("rwb", buffering=0)
 stream.write(b'{{"QMP": {{}}}}\\n')
 stream.readline()
 stream.write(b'{{"return": {{}}}}\\n')
 visitor, _ = port.accept()
-while {endless} or os.stat("serial.log").st_size > {limit}:
+while {endless} or os.stat("run/serial.log").st_size > {limit}:
     time.sleep(0.1)
 """
 

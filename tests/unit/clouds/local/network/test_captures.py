@@ -12,7 +12,7 @@ import pytest
 from provisioner.clouds.local.frozen import templates
 from provisioner.clouds.local.network import captures
 from provisioner.clouds.local.network.captures import Captures
-from provisioner.clouds.local.vm import disk
+from provisioner.clouds.local.vm import disk, qemu
 from provisioner.clouds.local.vm.qemu import command
 from provisioner.recording.packets import LIMIT_BYTES
 from tests.unit.clouds.local.vm.test_qemu import LAUNCH
@@ -34,29 +34,36 @@ def test_only_a_recorded_machine_is_captured(tmp_path: Path) -> None:
     assert len(names) == 1  # both resume from one template
 
 
-def test_captures_are_found_by_their_cards(tmp_path: Path) -> None:
-    assert list(captures.existing(tmp_path)) == []
-    (tmp_path / "internet.pcap").touch()
-    assert list(captures.existing(tmp_path)) == [("internet", tmp_path / "internet.pcap")]
+@pytest.fixture
+def captured(tmp_path: Path) -> Path:
+    """A machine's directory, in which QEMU may write."""
+    (tmp_path / qemu.RUN).mkdir()
+    return tmp_path
 
 
-def test_a_full_capture_ends_and_its_file_is_cut_off(tmp_path: Path) -> None:
-    path = tmp_path / "link.pcap"
+def test_captures_are_found_by_their_cards(captured: Path) -> None:
+    assert list(captures.existing(captured)) == []
+    (captured / "run/internet.pcap").touch()
+    assert list(captures.existing(captured)) == [("internet", captured / "run/internet.pcap")]
+
+
+def test_a_full_capture_ends_and_its_file_is_cut_off(captured: Path) -> None:
+    path = captured / "run/link.pcap"
     path.write_bytes(b"x" * LIMIT_BYTES)
-    watched = Captures(tmp_path, BOUND_SECONDS)
+    watched = Captures(captured, BOUND_SECONDS)
     assert watched.look()  # it has grown fast
     with path.open("ab") as file:
         file.write(b"y" * 100_000)
-    with serving(tmp_path, {}) as commands:
+    with serving(captured, {}) as commands:
         watched.look()
     assert commands == ["qmp_capabilities", "object-del"]
     assert path.stat().st_size == LIMIT_BYTES
     assert not watched.look()
 
 
-def test_a_capture_that_qemu_does_not_end_stays_bounded(tmp_path: Path) -> None:
-    path = tmp_path / "link.pcap"
-    watched = Captures(tmp_path, 0.1)
+def test_a_capture_that_qemu_does_not_end_stays_bounded(captured: Path) -> None:
+    path = captured / "run/link.pcap"
+    watched = Captures(captured, 0.1)
     with path.open("wb", buffering=0) as file:
         for _ in range(5):
             for _ in range(24):
@@ -66,27 +73,27 @@ def test_a_capture_that_qemu_does_not_end_stays_bounded(tmp_path: Path) -> None:
     assert path.read_bytes()[:LIMIT_BYTES] == b"x" * LIMIT_BYTES
 
 
-def test_captures_end_when_the_hosts_disk_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captures_end_when_the_hosts_disk_is_nearly_full(captured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "nearly_full", lambda _: True)
-    (tmp_path / "link.pcap").write_bytes(b"some")
-    with serving(tmp_path, {}) as commands:
-        Captures(tmp_path, BOUND_SECONDS).look()
+    (captured / "run/link.pcap").write_bytes(b"some")
+    with serving(captured, {}) as commands:
+        Captures(captured, BOUND_SECONDS).look()
     assert commands == ["qmp_capabilities", "object-del"]
-    assert (tmp_path / "link.pcap").read_bytes() == b"some"
+    assert (captured / "run/link.pcap").read_bytes() == b"some"
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])
-def test_what_is_no_file_is_left_alone(tmp_path: Path, kind: str) -> None:
-    target = tmp_path / "target"
+def test_what_is_no_file_is_left_alone(captured: Path, kind: str) -> None:
+    target = captured / "target"
     target.write_bytes(b"x" * (LIMIT_BYTES + 1))
-    path = tmp_path / "link.pcap"
+    path = captured / "run/link.pcap"
     path.symlink_to(target) if kind == "link" else os.mkfifo(path)
-    assert not Captures(tmp_path, 0.1).look()
+    assert not Captures(captured, 0.1).look()
     assert target.stat().st_size == LIMIT_BYTES + 1
 
 
 def test_a_monitor_that_lies_about_its_captures_costs_no_time() -> None:
-    line = f"  - capture-link: type=filter-dump,file=link.pcap,{'a=aaaaaaaaaaaa' * 100}"
+    line = f"  - capture-link: type=filter-dump,file=run/link.pcap,{'a=aaaaaaaaaaaa' * 100}"
     begin = time.process_time()
     assert captures.is_own(line.partition(",a=")[0] + ",maxlen=2048,status=on")
     assert not captures.is_own(f"{line}!")

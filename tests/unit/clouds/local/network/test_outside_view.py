@@ -33,7 +33,7 @@ HUB = """hub 0
  \\ hub-link2: link2: index=0,type=dgram,udp=../.link/primary.web.sock:../.link/web.sock
 """
 CAPTURED = """filters:
-  - capture-link: type=filter-dump,file=link.pcap,maxlen=2048,position=tail,status=on,netdev=link,queue=all
+  - capture-link: type=filter-dump,file=run/link.pcap,maxlen=2048,position=tail,status=on,netdev=link,queue=all
 """
 PROXY = ("python", "-m", "provisioner.clouds.local.network.egress_proxy", "--fd", "5")
 ALLOWED = (Destination(cidr="203.0.113.7/32", port=443),)
@@ -102,7 +102,7 @@ WRONG: dict[str, tuple[View, Environment, str]] = {
     "qemus-own-stack": (view(cards=MANAGEMENT.replace("tap,fd=5", "user,net=10.0.2.0")), OFFLINE, "its cards lead"),
     "unknown-line": (view(cards=MANAGEMENT + "something else\n"), OFFLINE, "monitor says"),
     "other-filter": (view(cards=MANAGEMENT + CAPTURED.replace("dump", "mirror")), OFFLINE, "monitor says"),
-    "other-file": (view(cards=MANAGEMENT + CAPTURED.replace("file=link.pcap", "file=/x")), OFFLINE, "monitor says"),
+    "other-file": (view(cards=MANAGEMENT + CAPTURED.replace("file=run/link.pcap", "file=/x")), OFFLINE, "monitor says"),
     "no-cards": (view(cards=""), OFFLINE, "its cards lead to []"),
     "hosts-network": (view(interfaces=()), OFFLINE, "not run in its own network namespace"),
     "second-interface": (view(interfaces=("lo", "card", "eth0")), OFFLINE, "not run in its own network namespace"),

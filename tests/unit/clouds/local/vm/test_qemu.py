@@ -123,7 +123,8 @@ def hold(pidfile: Path, held: Event) -> None:
 
 
 def test_the_live_pid_is_that_of_the_lock_whatever_the_file_says(tmp_path: Path) -> None:
-    pidfile = tmp_path / "qemu.pid"
+    pidfile = tmp_path / qemu.PIDFILE
+    pidfile.parent.mkdir()
     assert live_pid(pidfile) is None
     pidfile.write_text(f"{os.getpid()}\n")
     assert live_pid(pidfile) is None  # a number that was used again
@@ -148,7 +149,8 @@ def hold_untold(pidfile: Path, held: Event) -> None:
 def test_a_lock_that_names_no_process_ends_its_holder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "QUIT_SECONDS", BOUND_SECONDS)
     # A taken-over QEMU may change the lock: for such a one, the kernel says -1, which to kill() is every process.
-    pidfile, held = tmp_path / "qemu.pid", PROCESSES.Event()
+    pidfile, held = tmp_path / qemu.PIDFILE, PROCESSES.Event()
+    pidfile.parent.mkdir()
     pidfile.touch()
     with pidfile.open() as file:
         reader = subprocess.Popen(["sleep", "1000"], stdin=file)  # as a command that looks whether the machine lives
@@ -190,7 +192,8 @@ def test_a_qemu_that_is_gone_or_busy_is_not_waited_for(tmp_path: Path, monkeypat
     assert not paused_by_full_disk(tmp_path)
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as busy:
-        busy.bind("qmp.sock")
+        Path(qemu.RUN).mkdir()
+        busy.bind(qemu.CONTROL)
         busy.listen()
         assert not paused_by_full_disk(tmp_path)
 
@@ -214,8 +217,8 @@ def test_a_version_that_is_none_is_refused(tmp_path: Path, answer: Any) -> None:
 def test_two_cards_are_captured_and_management_never() -> None:
     assert captured((), None) == []
     assert captured(LINK, 5) == [
-        *("-object", "filter-dump,id=capture-link,netdev=link,file=link.pcap,maxlen=2048"),
-        *("-object", "filter-dump,id=capture-internet,netdev=internet,file=internet.pcap,maxlen=2048"),
+        *("-object", "filter-dump,id=capture-link,netdev=link,file=run/link.pcap,maxlen=2048"),
+        *("-object", "filter-dump,id=capture-internet,netdev=internet,file=run/internet.pcap,maxlen=2048"),
     ]
     assert captured((*LINK, *LINK), None)[1].startswith("filter-dump,id=capture-link,netdev=link,")
     assert set(captures.CARDS) == {"link", "internet"}

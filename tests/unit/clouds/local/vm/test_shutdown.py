@@ -106,7 +106,7 @@ def test_qemu_records_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     shutdown.prepare(tmp_path)
     machine = ["qemu-system-x86_64", "-nodefaults", "-display", "none", "-machine", "q35,accel=tcg", "-m", "32M"]
-    argv = [*machine, "-qmp", "unix:qmp.sock,server=on,wait=off", *shutdown.ARGUMENTS]
+    argv = [*machine, "-qmp", "unix:run/qmp.sock,server=on,wait=off", *shutdown.ARGUMENTS]
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL) as process:
         with qemu.wait_for_qmp(lambda: process.poll() is None, time.monotonic() + BOUND_SECONDS) as qmp:
             qmp.execute("quit")
