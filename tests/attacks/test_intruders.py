@@ -50,7 +50,8 @@ own = f"import sys; sys.path.insert(0, {sys.argv[1]!r})\\nfrom provisioner.cloud
 if place == "QEMU":
     link = qemu.link_sockets("primary", ["aux"])
     launch = qemu.Launch(1, 1, "../image/vmlinuz", "../image/initrd.img", False, link, None, None)
-    prefix, argv, prepare = qemu.enclosed(launch, Path(qemu.RUN), disk.chain(base)), [*python, text], confinement.leave_network
+    prefix, argv = qemu.enclosed(launch, Path(qemu.RUN), disk.chain(base)), [*python, text]
+    prepare = confinement.leave_network
 elif place == "qemu-img":
     disk.create(Path("layer.qcow2"), base)
     sys.exit()
@@ -99,11 +100,12 @@ class Site:
     def reached(self, place: str) -> dict[str, Any]:
         """Returns what an intruder reaches from a program's place."""
         is_root = self.operator == 0
-        qemu_imgs = [self.root / "primary"] if place == "qemu-img" else []
+        secrets, own = self.secrets, [*self.own, self.package, self.root / "programs" / "qemu-img"]
+        if place == "qemu-img":
+            secrets, own = secrets[:-1], [*own, self.root / "primary"]
         asked = {
-            "files": [str(path) for path in self.secrets if place != "qemu-img" or path.parent.name != "primary"], "sockets": list(map(str, self.sockets)), "abstract": self.abstract,
-            "pid": self.process.pid, "port": self.port, "key": KEY,
-            "own": [str(path) for path in (*self.own, self.package, self.root / "programs" / "qemu-img", *qemu_imgs)],
+            "files": list(map(str, secrets)), "sockets": list(map(str, self.sockets)), "abstract": self.abstract,
+            "pid": self.process.pid, "port": self.port, "key": KEY, "own": list(map(str, own)),
             "user": OTHER if is_root and place == "QEMU" else 0,
         }  # fmt: skip
         programs = self.root / "programs"

@@ -2,8 +2,8 @@
 
 QEMU takes commands from the file run/events.in and writes QMP's events to run/events.out, in the machine's directory.
 If it ends without a word, the kernel may have killed it when out of memory, which its machine can bring about: the
-kernel counts such kills. Or the host lost its power or was reset: then the kernel has another boot id. Otherwise nothing tells
-whether the machine has crashed its QEMU.
+kernel counts such kills. Or the host lost its power or was reset: then the kernel has another boot id. Otherwise
+nothing tells whether the machine has crashed its QEMU.
 """
 
 from __future__ import annotations
