@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # reading manifests takes YAML, and SSH paramiko, which take 
     from provisioner.base.progress import Progress
     from provisioner.costs.prices import CostLine
     from provisioner.family.manifest import Resources
+    from provisioner.recording.isolation import Surface
     from provisioner.ssh.connection import Connection
 
 UNFINISHED = "unfinished"
@@ -472,6 +473,14 @@ class Cloud(ABC):
             MachineLostError: a machine has ended on its own since.
         """
         return []
+
+    def surface(self, environment: Environment) -> dict[Role, Surface]:
+        """Returns what each machine meets of its host, as seen from outside. By default nothing: no cloud shows it.
+
+        Raises:
+            IsolationError: it cannot be seen.
+        """
+        return {}
 
     # Snapshots
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -20,7 +20,16 @@ from provisioner.clouds.guest_files import SENT
 from provisioner.isolation.canary import Canary
 from provisioner.isolation.questions import Questions, evaluate, questions, require
 from provisioner.machines.connect import on_all_machines
-from provisioner.recording.isolation import DETAIL_CHARACTERS, MOST_DIFFERENCES, PROOF, Answer, Proof, clean
+from provisioner.recording.isolation import (
+    DETAIL_CHARACTERS,
+    MOST_DIFFERENCES,
+    PROOF,
+    Answer,
+    Proof,
+    Surface,
+    clean,
+    differences_of,
+)
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.files import write_atomically
@@ -67,6 +76,7 @@ class _Seen:
     results: dict[Role, tuple[ProbeResult, ...]] = field(default_factory=dict)
     canary: Sequence[Role] | None = None
     differences: Sequence[str] | None = None
+    surface: Mapping[Role, Surface] = field(default_factory=dict)
 
 
 def prove_isolation(
@@ -95,7 +105,9 @@ def prove_isolation(
             on_all_machines(environment.machines, probe)
         results = tuple(result for role in environment.machines for result in seen.results[role])
         seen.canary = canary.visitors()
-        seen.differences = session.cloud.isolation_differences(environment)
+        differences = session.cloud.isolation_differences(environment)
+        seen.surface = session.cloud.surface(environment)
+        seen.differences = [*differences, *differences_of(seen.surface)]
         require(results, seen.canary, seen.differences)
     except ProvisionerError as error:
         with best_effort(session.progress, f"Keeping what was seen of the isolation of {environment.id}"):
@@ -126,6 +138,7 @@ def _keep(session: Session, environment: Environment, seen: _Seen, problem: str 
         },
         canary=None if seen.canary is None else tuple(seen.canary),
         differences=differences,
+        surface=dict(seen.surface),
     )
     write_atomically(session.environments.live_logs(environment.id) / PROOF, proof.model_dump_json(indent=1))
 

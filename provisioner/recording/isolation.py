@@ -6,7 +6,7 @@ It is written when the proof ends, sealed with the other logs, and untrusted whe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -32,7 +32,12 @@ MOST_DIFFERENCES = 200
 MOST_NAMES = 40
 MOST_CONTRADICTIONS = 12
 
+MOST_DEVICES = 64
+NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
+SECCOMP_FILTER = 2
+
 Text = Annotated[str, Field(max_length=TEXT_CHARACTERS)]
+Word = Annotated[str, Field(pattern=r"^[ -~]{0,100}$")]
 
 
 class Answer(Record):
@@ -52,6 +57,50 @@ class Answer(Record):
     detail: str = Field(default="", max_length=DETAIL_CHARACTERS)
 
 
+class Enclosure(Record):
+    """How the kernel encloses a process beside a machine: /proc/PID/status and /proc/PID/ns, as proc(5) describes them.
+
+    Args:
+        uid: its effective user, as the controller sees it.
+        seccomp: 0 without, 1 in strict mode, 2 with a filter.
+        capabilities: the effective ones, in hexadecimal.
+        namespaces: those that are not the controller's own.
+    """
+
+    uid: int = Field(ge=0, lt=1 << 32)
+    seccomp: int = Field(ge=0, le=SECCOMP_FILTER)
+    no_new_privileges: bool
+    capabilities: str = Field(pattern=r"^[0-9a-f]{16}$")
+    namespaces: tuple[Literal["ipc", "mnt", "net", "pid", "user", "uts"], ...] = Field(max_length=len(NAMESPACES))
+
+
+class Surface(Record):
+    """What a machine meets of its host, as seen from outside.
+
+    Args:
+        accelerator: what runs its instructions.
+        qemu, passt: versions; passt's is empty if no card leads to it.
+        devices: the PCI functions, by place and kind.
+        qemu_process, proxy_process: QEMU, and the egress proxy if there is one.
+    """
+
+    accelerator: Literal["KVM", "TCG"]
+    qemu: Word
+    passt: Word = ""
+    devices: tuple[Word, ...] = Field(max_length=MOST_DEVICES)
+    qemu_process: Enclosure
+    proxy_process: Enclosure | None = None
+
+    def differences(self) -> Iterator[str]:
+        """Yields a line for each way in which a process beside the machine is not enclosed as it must be."""
+        for name, process in (("QEMU", self.qemu_process), ("its egress proxy", self.proxy_process)):
+            for kind, what in (("mnt", "mount"), ("pid", "PID")):
+                if process and kind not in process.namespaces:
+                    yield f"{name} does not run in its own {what} namespace"
+        if self.qemu_process.seccomp != SECCOMP_FILTER:
+            yield "QEMU does not run under seccomp"
+
+
 class Proof(Record):
     """One proof of an environment's isolation.
 
@@ -64,6 +113,7 @@ class Proof(Record):
         answers: by machine, in the order in which they were asked.
         canary: the machines whose word reached the controller's loopback; None if the proof ended before.
         differences: what the cloud saw that is not as the permission promises; None if it was not asked.
+        surface: what each machine meets of its host; empty where the cloud does not show it.
     """
 
     version: Literal[1] = 1
@@ -77,6 +127,7 @@ class Proof(Record):
     answers: dict[Role, Annotated[tuple[Answer, ...], Field(max_length=MOST_ANSWERS)]] = Field(max_length=MOST_MACHINES)
     canary: tuple[Role, ...] | None = Field(default=None, max_length=MOST_MACHINES)
     differences: tuple[Text, ...] | None = Field(default=None, max_length=MOST_DIFFERENCES)
+    surface: dict[Role, Surface] = Field(default={}, max_length=MOST_MACHINES)
 
     @model_validator(mode="after")
     def _says_what_its_answers_say(self) -> Self:
@@ -84,7 +135,8 @@ class Proof(Record):
             if len({(answer.user, answer.probe) for answer in answers}) < len(answers):
                 raise ValueError(f"the {role} machine has two answers to one probe")
         looked = self.canary is not None and self.differences is not None
-        is_proven = looked and not self.problem and self.probes > 0 and not any(self.contradictions())
+        is_enclosed = not any(differences_of(self.surface))
+        is_proven = looked and not self.problem and self.probes > 0 and not any(self.contradictions()) and is_enclosed
         if self.proven != is_proven:
             raise ValueError(f"it says proven {str(self.proven).lower()}, and what was seen says otherwise")
         return self
@@ -124,6 +176,7 @@ class Proof(Record):
             "reached": self.reached,
             "contradictions": sum(1 for _ in self.contradictions()),
             "ended_at": self.ended_at.isoformat(),
+            **self.model_dump(mode="json", include={"surface"}, exclude_defaults=True),
         }
 
     def compact(self) -> dict[str, Any]:
@@ -146,6 +199,12 @@ class Proof(Record):
         names = list(dict.fromkeys(answer.probe for answer in answers))
         more = [f"and {len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
         return [*names[:MOST_NAMES], *more]
+
+
+def differences_of(surface: Mapping[Role, Surface]) -> Iterator[str]:
+    """Yields a line for each process beside a machine that is not enclosed as it must be."""
+    for role, seen in surface.items():
+        yield from (f"{role} machine: {difference}" for difference in seen.differences())
 
 
 def clean(text: str, redactor: Redactor, limit_characters: int = TEXT_CHARACTERS) -> str:

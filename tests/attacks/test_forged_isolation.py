@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from provisioner.machines.recordings import facts_of
-from provisioner.recording.isolation import LIMIT_BYTES, PROOF
+from provisioner.recording.isolation import LIMIT_BYTES, PROOF, Surface
 from provisioner.recording.manifest import MANIFEST, load, seal
 from provisioner.store.files import write_atomically
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.world import environment
-from tests.unit.recording.proofs import REFUSED, forge, write
+from tests.unit.recording.proofs import OPEN, REFUSED, SURFACE, forge, write
+
+
+def surface(seen: Surface) -> dict[str, Any]:
+    return {"primary": seen.model_dump(mode="json")}
+
 
 REACHED = REFUSED.model_copy(update={"reached": True}).model_dump()
 OTHER = REFUSED.model_copy(update={"probe": "tcp 8.8.8.8:53"}).model_dump()
@@ -25,7 +32,7 @@ def published(tmp_path: Path) -> Path:
     """Sealed logs with a proof, as published."""
     logs = tmp_path / "published"
     logs.mkdir()
-    proof = write(logs)
+    proof = write(logs, surface={"primary": SURFACE})
     seal(logs, facts_of(environment("env"), proof), write_atomically)
     return logs
 
@@ -42,6 +49,15 @@ def test_an_honest_proof_is_told(provisioner: CommandLine, published: Path) -> N
     assert checked["isolation"] == "isolation proven: 1 probes, nothing reached"
 
 
+def test_an_honest_proof_of_an_earlier_version_is_told(provisioner: CommandLine, published: Path) -> None:
+    proof = write(published)
+    said = json.loads((published / PROOF).read_text())
+    del said["surface"]
+    (published / PROOF).write_text(json.dumps(said))
+    seal(published, facts_of(environment("env"), proof), write_atomically)
+    assert provisioner("verify", str(published)).code == 0
+
+
 FORGERIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "reached": (lambda logs: forge(logs, answers={"primary": [REACHED]}), "what was seen says otherwise"),
     "admitted": (
@@ -51,6 +67,16 @@ FORGERIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "more": (
         lambda logs: forge(logs, answers={"primary": [OTHER, REFUSED.model_dump()]}),
         "does not say what the sealed facts say",
+    ),
+    "open": (lambda logs: forge(logs, surface=surface(OPEN)), "what was seen says otherwise"),
+    "emulated": (
+        lambda logs: forge(logs, surface=surface(SURFACE.model_copy(update={"accelerator": "TCG"}))),
+        "does not say what the sealed facts say",
+    ),
+    "hidden": (lambda logs: forge(logs, surface={}), "does not say what the sealed facts say"),
+    "steering": (
+        lambda logs: forge(logs, surface=surface(SURFACE.model_copy(update={"qemu": "\x1b[2J"}))),
+        "should match pattern",
     ),
     "another": (lambda logs: forge(logs, environment="env\x1b[2J"), "it is of the environment 'env\\x1b[2J'"),
     "keys": (lambda logs: forge(logs, **{"\x1b]0;title\x07": 1}), "unknown key"),

@@ -26,7 +26,7 @@ from provisioner.clouds.cloud import (
     TerminationReason,
     TerraformType,
 )
-from provisioner.clouds.local import host, images, machine, orphans, sizing, watchdog
+from provisioner.clouds.local import host, images, machine, orphans, sizing, surface, watchdog
 from provisioner.clouds.local.credentials import credentials
 from provisioner.clouds.local.frozen import snapshots
 from provisioner.clouds.local.network import captures, egress, outside_view
@@ -35,6 +35,7 @@ from provisioner.clouds.local.vm import disk, machine_logs, processes, qemu, shu
 from provisioner.clouds.local.vm.confinement import CARD_ADDRESS
 from provisioner.clouds.local.vm.credential_port import CREDENTIALS
 from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, DEFAULT_MEMORY_GIB, MINIMUM_DISK_GIB
+from provisioner.recording.isolation import Surface
 from provisioner.ssh.keys import ed25519_key_pair
 from provisioner.store.files import locked, read_end, write_atomically
 from provisioner.store.home import Home
@@ -313,6 +314,14 @@ class LocalCloud(Cloud):
                 self._directory(environment, role), environment, role, self._settings.private_networks
             )
         ]
+
+    def surface(self, environment: Environment) -> dict[Role, Surface]:
+        """Returns each machine's devices, and how its QEMU and egress proxy are enclosed.
+
+        Raises:
+            IsolationError: it cannot be seen.
+        """
+        return {role: surface.look(self._directory(environment, role), role) for role in environment.machines}
 
     def versions(self, environment: Environment) -> dict[str, str]:
         """Names QEMU's accelerator and version, and the kernels that it started, by their files."""

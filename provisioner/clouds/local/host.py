@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -85,6 +86,20 @@ def notes(kvm_answer: Path) -> list[str]:
     elif known_answer(kvm_answer) is False:
         found.append(f"/dev/kvm is there, but no kernel boots under it: {_EMULATED}")
     return found
+
+
+def installed(program: str) -> str:
+    """Returns the version of a program's Debian package, or else what it says itself; empty if neither is there."""
+    package = PROGRAMS[program]
+    for argv in (["dpkg-query", "--show", "--showformat=${Version}", package], [program, "--version"]):
+        with contextlib.suppress(OSError):
+            done = subprocess.run(
+                argv, capture_output=True, stdin=subprocess.DEVNULL, check=False,
+                env=child_environment.for_program(os.environ),
+            )  # fmt: skip
+            if done.returncode == 0:
+                return done.stdout.decode(errors="replace").partition("\n")[0].strip()
+    return ""
 
 
 def _works(*argv: str) -> bool:

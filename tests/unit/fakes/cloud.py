@@ -30,6 +30,7 @@ from provisioner.clouds.local.cloud import LocalVariables
 from provisioner.clouds.sizing import size_of_aux_vm, size_of_primary
 from provisioner.costs.prices import CostLine
 from provisioner.family.manifest import Resources
+from provisioner.recording.isolation import Surface
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.keys import KeyPair
@@ -63,6 +64,7 @@ class Faults:
         no_room: there is no room for a layer.
         refuses_to_harden: hardening a machine fails.
         differences: how the environments' isolation differs from what the permission calls for.
+        surface: what machines meet of their host.
     """
 
     unreachable: bool = False
@@ -72,6 +74,7 @@ class Faults:
     no_room: bool = False
     refuses_to_harden: bool = False
     differences: list[str] = field(default_factory=list)
+    surface: dict[Role, Surface] = field(default_factory=dict)
 
 
 class FakeCloud(Cloud):
@@ -387,6 +390,9 @@ class FakeCloud(Cloud):
 
     def isolation_differences(self, environment: Environment) -> list[str]:
         return self.faults.differences
+
+    def surface(self, environment: Environment) -> dict[Role, Surface]:
+        return self.faults.surface
 
     def fallback(self) -> FakeCloud | None:
         return self.next_cloud

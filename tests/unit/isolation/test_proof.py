@@ -20,6 +20,7 @@ from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.probes import answers, honest_answers, request_in
 from tests.unit.fakes.world import boot_and_prove, created, environment
 from tests.unit.isolation.test_questions import asked
+from tests.unit.recording.proofs import OPEN, SURFACE
 
 PROGRAM = (SENT / "probe.py").read_text()
 
@@ -95,6 +96,21 @@ def test_what_was_seen_of_a_machine_that_is_not_isolated_is_kept(session: Sessio
     assert (proof.proven, proof.canary) == (False, ())
     assert proof.differences == ("primary machine: a card leads to the host's network",)
     assert "not isolated as promised" in proof.problem
+
+
+def test_what_the_cloud_sees_of_the_machines_surface_is_kept(session: Session, cloud: FakeCloud) -> None:
+    cloud.faults.surface = {"primary": SURFACE}
+    assert prove(session, cloud).surface == {"primary": SURFACE}
+
+
+def test_a_qemu_that_is_not_enclosed_fails_the_proof(session: Session, cloud: FakeCloud) -> None:
+    cloud.faults.surface = {"primary": OPEN}
+    with pytest.raises(IsolationError) as raised:
+        prove(session, cloud)
+    assert raised.value.exit_code == 6
+    proof = load(session.environments.logs("env"))
+    assert (proof.proven, len(proof.differences or ())) == (False, 3)
+    assert "seen from outside: primary machine: QEMU does not run under seccomp" in (raised.value.details or "")
 
 
 def test_a_machine_without_a_valid_answer_is_kept(session: Session, cloud: FakeCloud) -> None:

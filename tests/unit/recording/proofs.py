@@ -7,11 +7,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from provisioner.recording.isolation import PROOF, Answer, Proof
+from provisioner.recording.isolation import PROOF, Answer, Enclosure, Proof, Surface
 
 BEGIN = datetime(2026, 1, 2, 3, tzinfo=UTC)
 REFUSED = Answer(user="root", probe="tcp 1.1.1.1:443", expected=False, reached=False, detail="timed out")
 NEIGHBOUR = Answer(user="agent", probe="neighbour 10.9.0.2", expected=True, reached=True)
+
+ENCLOSED = Enclosure(
+    uid=1000, seccomp=2, no_new_privileges=True, capabilities="0" * 16, namespaces=("ipc", "mnt", "net", "pid", "uts")
+)
+SURFACE = Surface(accelerator="KVM", qemu="7.2.22", devices=("00:01.0 virtio-blk",), qemu_process=ENCLOSED)
+OPEN = SURFACE.model_copy(update={"qemu_process": ENCLOSED.model_copy(update={"namespaces": ("net",), "seccomp": 0})})
 
 
 def proof(**changes: Any) -> Proof:

@@ -10,7 +10,7 @@ import pytest
 from provisioner.base.redaction import Redactor
 from provisioner.recording import isolation
 from provisioner.recording.isolation import Answer, clean, load
-from tests.unit.recording.proofs import NEIGHBOUR, REFUSED, proof, write
+from tests.unit.recording.proofs import ENCLOSED, NEIGHBOUR, OPEN, REFUSED, SURFACE, proof, write
 
 
 def test_a_proof_is_read_back_as_it_was_written(tmp_path: Path) -> None:
@@ -52,6 +52,8 @@ def test_a_line_says_what_came_of_it(changes: dict[str, Any], line: str) -> None
         {"canary": None},
         {"differences": ("a route more",)},
         {"differences": None},
+        {"surface": {"primary": OPEN}},
+        {"surface": {"aux": SURFACE.model_copy(update={"proxy_process": OPEN.qemu_process})}},
     ],
     ids=[
         "problem",
@@ -64,12 +66,37 @@ def test_a_line_says_what_came_of_it(changes: dict[str, Any], line: str) -> None
         "no-canary",
         "outside",
         "blind",
+        "open",
+        "open-proxy",
     ],
 )
 def test_nothing_counts_as_proven_that_was_not_seen_as_promised(seen: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="it says proven true, and what was seen says otherwise"):
         proof(**seen)
     assert not proof(**seen, proven=False).proven
+
+
+def test_what_machines_meet_is_among_the_sealed_facts_if_the_cloud_shows_it(tmp_path: Path) -> None:
+    assert "surface" not in proof().facts()
+    seen = {"primary": SURFACE.model_copy(update={"proxy_process": ENCLOSED, "passt": "2023"}), "aux": SURFACE}
+    assert write(tmp_path, surface=seen) == load(tmp_path)
+    assert load(tmp_path).facts()["surface"]["primary"]["proxy_process"]["uid"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "of_its_process"),
+    [
+        ("mount namespace", {"namespaces": ("pid",)}),
+        ("PID namespace", {"namespaces": ("mnt",)}),
+        ("seccomp", {"seccomp": 1}),
+    ],
+    ids=["mount", "pid", "seccomp"],
+)
+def test_each_way_in_which_qemu_is_not_enclosed_is_named(name: str, of_its_process: dict[str, Any]) -> None:
+    open_to = SURFACE.model_copy(update={"qemu_process": ENCLOSED.model_copy(update=of_its_process)})
+    [difference] = isolation.differences_of({"primary": SURFACE, "aux": open_to})
+    assert difference.startswith("aux machine: QEMU does not run ")
+    assert name in difference
 
 
 def test_two_answers_to_one_probe_are_refused() -> None:
