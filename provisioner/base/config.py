@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -81,6 +81,10 @@ class Settings(BaseModel):
     templates: bool = True
     budget: StandingBudgets = StandingBudgets()
     time_limits: TimeLimits = TimeLimits()
+
+    def requiring_kvm(self, required: bool) -> Self:
+        """Returns these settings with KVM required if they, or the caller, require it."""
+        return self.model_copy(update={"require_kvm": self.require_kvm or required})
 
     @field_validator("state")
     @classmethod

@@ -75,7 +75,7 @@ class BatchContext:
         where = Where(suite.cloud, suite.regions, spot=suite.spot)
         self.session = Session(
             home=home,
-            cloud=open_cloud(home, settings, where),
+            cloud=open_cloud(home, settings.requiring_kvm(suite.require_kvm), where),
             progress=progress or Silence(),
             variables=load_env_file(env_file) if env_file else {},
             ca_bundle=settings.ca_bundle_path,

@@ -185,6 +185,8 @@ class Suite(Part):
     """How many times a run is retried that failed through no fault of its own."""
     allow: tuple[str, ...] = ()
     """What environments without internet may reach, as HOST:PORT."""
+    require_kvm: bool = Field(default=False, strict=True)
+    """Whether local machines start under KVM alone."""
     record: bool = Field(default=True, strict=True)
     """Whether calls, terminals and packets are recorded."""
     env_file: NotEmpty | None = None

@@ -212,6 +212,7 @@ class Cloud(ABC):
 
         Raises:
             UnavailableError: the cloud cannot provide them.
+            HostError: the controller cannot run them as it must.
         """
 
     @abstractmethod

@@ -55,18 +55,18 @@ def plan(session: Session, family: TaskFamily, task: str, allowed: tuple[Destina
 
     Raises:
         UsageError: the task is unknown, variables are missing, or the cloud cannot provide the machines.
+        HostError: the controller cannot run the machines as it must.
         ImageBuildError: an image could not be built.
     """
     # The manifest can be read without the family's code, so impossible resources are refused before a build.
-    size = primary_size(session, family, task)
+    primary_size(session, family, task)
     session.cloud.check_allowlist(allowed)
     image, setup_data = build.family_image(session, family)
     setup = require_task(setup_data, family.name, task)
     check_required(session.variables, setup)
     spec = setup.aux_vm_spec
-    sizes: dict[Role, MachineSize] = {"primary": size}
-    if spec:
-        sizes = session.cloud.choose(family.manifest.resources(task), spec)
+    # Again: with an image, the cloud may know more of itself.
+    sizes = session.cloud.choose(family.manifest.resources(task), spec)
     records: dict[Role, MachineRecord] = {
         "primary": _record(session, family, image, sizes["primary"]).model_copy(update={"hostname": family.hostname})
     }

@@ -47,6 +47,7 @@ class Resources(_Section):
     cpus: float | None = Field(None, description="vCPUs, rounded up to whole ones")
     memory_gb: float | None = Field(None, description="memory in GiB")
     storage_gb: float | None = Field(None, description="disk in GiB; at least 16 are given")
+    require_kvm: bool = Field(False, description="whether the local cloud refuses to emulate the machines")
 
     @field_validator("cpus", "memory_gb", "storage_gb")
     @classmethod

@@ -177,7 +177,7 @@ def no_variable(name: str) -> str:
 
 
 # Where and at what price machines run, and what they reach. What they are is the sample's own file's to say.
-SETTINGS = ("cloud", "region", "spot", "ttl", "budget", "internet", "allow", "registry", "fork")
+SETTINGS = ("cloud", "region", "spot", "ttl", "budget", "internet", "allow", "registry", "fork", "require_kvm")
 # The variable that names the operator's file.
 VARIABLE = "PROVISIONER_INSPECT"
 
@@ -211,7 +211,10 @@ def layered(own: Mapping[str, Any], beside: Layer, operators: Layer) -> tuple[di
     defaults = {key: value for key, value in beside.values.items() if key not in {*useless, *own, *given}}
     parts = [(beside.where, defaults), (operators.where, given)]
     lines = tuple(f"{where} gives {', '.join(sorted(values))}." for where, values in parts if values)
-    return {**defaults, **own, **given}, lines
+    merged = {**defaults, **own, **given}
+    if any(values.get("require_kvm") is True for values in (own, beside.values, decided)):
+        merged["require_kvm"] = True  # whatever the others say
+    return merged, lines
 
 
 _log = logging.getLogger("provisioner.inspect")
@@ -325,6 +328,7 @@ class Configuration(_Section):
             mirror of the Docker Hub; empty for the registries that the images' names say.
         fork: `epochs` freezes the epoch of a sample that comes up first, and the others start as copies of it;
             `samples` does so for all samples that have the same configuration.
+        require_kvm: whether local machines start under KVM alone.
         on_restart: if the engine starts a service's container again, `note` says so in the sample's log, and
             `fail` makes all later calls fail, as in a lost machine.
     """
@@ -346,6 +350,7 @@ class Configuration(_Section):
     compose: Annotated[str | ComposeConfig, WithJsonSchema({"type": "string"})] = ""
     registry: str = ""
     fork: Literal["none", "epochs", "samples"] = "none"
+    require_kvm: Annotated[bool, Field(strict=True)] = False
     on_restart: Literal["note", "fail"] = "note"
     _given_by: tuple[str, ...] = PrivateAttr(())
 

@@ -85,7 +85,7 @@ def shared_cloud(home: Home, settings: Settings, where: Where) -> Cloud:
     Raises:
         UsageError: there is no such place.
     """
-    return _shared(("cloud", home.root, where), lambda: open_cloud(home, settings, where))
+    return _shared(("cloud", home.root, where, settings.require_kvm), lambda: open_cloud(home, settings, where))
 
 
 LABEL_CHARACTERS = 200
@@ -143,7 +143,7 @@ def open_session(configuration: Configuration, origin: Origin) -> Session:
         UsageError: the configuration or the operator's settings are not valid.
     """
     listener = Listener(f"{origin.task} {origin.sample}".strip())
-    settings = load_settings()
+    settings = load_settings().requiring_kvm(configuration.require_kvm)
     home = Home.default()
     home.make()
     regions = (configuration.region,) if configuration.region else ()

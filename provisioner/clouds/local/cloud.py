@@ -127,6 +127,21 @@ class LocalCloud(Cloud):
     def _kvm_works(self, image: str) -> bool:
         return host.kvm_works(self._kernel(image), self._home.root / KVM_ANSWER)
 
+    def _refuse_emulation(self, *, required: bool = False) -> None:
+        """Refuses to emulate machines if the settings, or what is to run, require KVM.
+
+        KVM is tried with the kernel of any image. While there is none, only what is certain counts.
+        """
+        if not (required or self._settings.require_kvm):
+            return
+        answer, names = self._home.root / KVM_ANSWER, self._home.images.glob("*/image.json")
+        kernel = next((path for each in names if (path := each.with_name("vmlinuz")).exists()), None)
+        if (host.kvm_works(kernel, answer) if kernel else host.expects_kvm(answer)) is False:
+            raise HostError(
+                "No machine starts under KVM here, and require_kvm refuses to emulate one.",
+                hint="`provisioner doctor` says what is missing.",
+            )
+
     # Sizing
 
     def choose(self, resources: Resources, aux: VMSpec | None) -> dict[Role, MachineSize]:
@@ -134,7 +149,9 @@ class LocalCloud(Cloud):
 
         Raises:
             UnavailableError: this host cannot provide them.
+            HostError: KVM is required, and does not work here.
         """
+        self._refuse_emulation(required=resources.require_kvm)
         sizes = sizing.choose_machines(resources, aux)
         most_gib = disk.most_bytes(self._home.environments) / disk.GIB
         sizing.check_disks_fit(sizes.values(), overcommit=self._settings.disk_overcommit, host_disk_gib=most_gib)
@@ -161,7 +178,12 @@ class LocalCloud(Cloud):
         return sum(disk.share_bytes(size.disk_gib, self._settings.disk_overcommit) for size in sizes)
 
     def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
-        """Returns the size that every builder has, with its own disk."""
+        """Returns the size that every builder has, with its own disk.
+
+        Raises:
+            HostError: the settings require KVM, which does not work here.
+        """
+        self._refuse_emulation()
         return MachineSize(cpus=BUILDER_CPUS, memory_gib=BUILDER_MEMORY_GIB, disk_gib=disk_gib)
 
     # Images
@@ -207,7 +229,6 @@ class LocalCloud(Cloud):
 
         Raises:
             CapacityError: the host's disk has no room for the machines.
-            HostError: the settings require KVM, which does not work here.
         """
         disks = {self._directory(environment, role): each.size.disk_gib for role, each in environment.machines.items()}
         with locked(self._home.locks / "disk"):
@@ -222,13 +243,7 @@ class LocalCloud(Cloud):
                 (told / name).write_text(value)
             write_atomically(directory / HOST_KEY, host_key.public)
             _write_ttl(directory, environment)
-            has_kvm = self._kvm_works(record.image)
-            if self._settings.require_kvm and not has_kvm:
-                raise HostError(
-                    "No machine starts under KVM here, and require_kvm in the settings refuses to emulate one.",
-                    hint="`provisioner doctor` says what is missing.",
-                )
-            write_atomically(directory / ACCELERATOR, "kvm" if has_kvm else "tcg")
+            write_atomically(directory / ACCELERATOR, "kvm" if self._kvm_works(record.image) else "tcg")
             write_atomically(directory / egress.OPENED, "\n".join(self._settings.private_networks))
             write_atomically(directory / machine.PEERS, "\n".join(set(environment.machines) - {role}))
             # Hardly any machine will ever boot from a layer, so that a template of it would only cost time.
@@ -339,7 +354,12 @@ class LocalCloud(Cloud):
     # Snapshots
 
     def snapshot_needs(self, environment: Environment) -> dict[str, str]:
-        """Names QEMU's version, its devices, the accelerator, under KVM the processor, and the disks of the images."""
+        """Names QEMU's version, its devices, the accelerator, under KVM the processor, and the disks of the images.
+
+        Raises:
+            HostError: the settings require KVM, which does not work here.
+        """
+        self._refuse_emulation()
         needs = {"QEMU": snapshots.qemu_version(), "the set of devices": snapshots.devices()}
         for role, record in environment.machines.items():
             image = self._images.disk(record.image)

@@ -153,6 +153,12 @@ def known_answer(answer: Path) -> bool | None:
         return None
 
 
+def expects_kvm(answer: Path) -> bool | None:
+    """Returns whether machines will start under KVM; None if the device can be used, and there was no trial yet."""
+    known = known_answer(answer)
+    return False if known is None and not _openable() else known
+
+
 def processor() -> str:
     """Returns the name of this host's processor and a hash of what it can do, which machines under KVM see."""
     fields = dict.fromkeys(("model name", "flags"), "")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from provisioner.base.config import Settings
-from provisioner.base.errors import MissingVariablesError, UsageError
+from provisioner.base.errors import HostError, MissingVariablesError, UsageError
 from provisioner.batch import context as context_module
 from provisioner.batch.context import BatchContext, batch_costs
 from provisioner.batch.live_status import LiveStatus
+from provisioner.clouds.local import host
 from provisioner.costs.ledger import Ledger
+from provisioner.family.manifest import Resources
 from provisioner.images import build
 from provisioner.machines.apply_batcher import ApplyBatcher
 from provisioner.store.home import Home
@@ -93,6 +96,14 @@ def test_a_run_that_cannot_begin_is_refused_before_a_build(
     (tmp_path / "fam" / "fam.py").write_text(text)
     with pytest.raises(error, match=says):
         context.prepare()
+
+
+def test_a_suite_that_requires_kvm_is_refused_where_machines_would_be_emulated(tmp_path: Path) -> None:
+    context = new_context(tmp_path, require_kvm=True)
+    trial = {"boot": host.BOOT_ID.read_text().strip(), "works": False}
+    (context.session.home.root / "kvm.json").write_text(json.dumps(trial))
+    with pytest.raises(HostError, match="require_kvm"):
+        context.session.cloud.choose(Resources(), None)
 
 
 def test_a_batch_costs_what_is_reserved_and_what_is_spent(tmp_path: Path) -> None:

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.base.errors import UnavailableError, UsageError
-from provisioner.base.models import MachineSize, Role
+from provisioner.base.errors import HostError, UnavailableError, UsageError
+from provisioner.base.models import MachineSize, Role, VMSpec
 from provisioner.clouds.local import sizing as local_sizing
 from provisioner.costs.prices import CostLine
 from provisioner.environment import lifecycle, planning
 from provisioner.environment.planning import forecast
 from provisioner.family.check import Checked
 from provisioner.family.loader import TaskFamily
+from provisioner.family.manifest import Resources
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import SETUP
@@ -52,6 +53,23 @@ def test_the_record_names_each_machines_base_image(session: Session, cloud: Fake
         "primary": "debian-13",
         "aux": "debian-12",
     }
+
+
+def test_a_host_that_first_knows_after_the_build_that_it_lacks_kvm_refuses_all_the_same(
+    session: Session, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose = cloud.choose
+
+    def refuse_once_built(resources: Resources, aux: VMSpec | None) -> dict[Role, MachineSize]:
+        if resources.require_kvm and any(cloud.home.images.glob("*/setup-data.json")):
+            raise HostError("No machine starts under KVM here.")
+        return choose(resources, aux)
+
+    monkeypatch.setattr(cloud, "choose", refuse_once_built)
+    manifest = "tasks: {main: {resources: {require_kvm: true}}}\n"
+    with pytest.raises(HostError):
+        lifecycle.up(session, family(tmp_path, **{"manifest.yaml": manifest}), "main")
+    assert (cloud.existing(), session.environments.all()) == ([], [])
 
 
 def test_further_machines_go_with_the_first(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:

@@ -78,6 +78,16 @@ def test_the_operators_settings_count_whatever_other_files_say(
     )
 
 
+@pytest.mark.parametrize("where", ["beside", "own", "operator"])
+def test_any_file_can_require_kvm_whatever_the_others_say(
+    beside: Path, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    said = {name: f"require_kvm: {str(name == where).lower()}" for name in ("beside", "own", "operator")}
+    (beside / "provisioner.yaml").write_text(said["beside"])
+    _of_operator(monkeypatch, tmp_path, said["operator"])
+    assert configuration_of(_compose(own, f"x-provisioner: {{{said['own']}}}\n")).require_kvm
+
+
 @pytest.mark.parametrize("kind", ["compose file", "model", "log", "configuration", "metadata"])
 def test_no_file_of_a_package_widens_what_the_operator_allows(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -171,6 +171,21 @@ async def test_machines_that_never_fit_are_an_error(
         await forks.bring_up(machines)
 
 
+def test_a_sample_that_requires_kvm_has_a_cloud_that_emulates_none(
+    configured: Configured, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[bool] = []
+
+    def shared_cloud(_home: object, settings: Settings, _where: object) -> FakeCloud:
+        opened.append(settings.require_kvm)
+        return cloud
+
+    monkeypatch.setattr(sample, "shared_cloud", shared_cloud)
+    for configuration in (configured(), configured(require_kvm=True)):
+        sample.open_session(configuration, Origin(""))
+    assert opened == [False, True]
+
+
 def test_samples_that_begin_at_once_share_one_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     def slowly() -> Settings:
         time.sleep(0.1)

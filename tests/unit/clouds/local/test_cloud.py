@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -20,7 +22,7 @@ from provisioner.base.errors import (
     UnavailableError,
     UsageError,
 )
-from provisioner.base.models import Environment, MachineRecord, MachineSize, TaskSetup
+from provisioner.base.models import BaseImage, Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.clouds.local import host, machine
 from provisioner.clouds.local.cloud import LocalCloud, LocalVariables
@@ -55,9 +57,49 @@ def cloud(home: Home) -> LocalCloud:
     return LocalCloud(home, Settings())
 
 
-def test_a_machine_is_not_emulated_where_kvm_is_required(home: Home) -> None:
+PLANNING: dict[str, Callable[[LocalCloud], object]] = {
+    "machines": lambda cloud: cloud.choose(Resources(), None),
+    "builder": lambda cloud: cloud.builder_size(BaseImage(role="primary"), 16),
+    "copy": lambda cloud: cloud.snapshot_needs(ENVIRONMENT),
+}
+
+
+@pytest.mark.parametrize("planning", PLANNING.values(), ids=PLANNING)
+def test_no_emulated_machine_is_planned_where_the_settings_require_kvm(
+    home: Home, planning: Callable[[LocalCloud], object]
+) -> None:
     with pytest.raises(HostError, match="require_kvm"):
-        LocalCloud(home, Settings(require_kvm=True)).prepare(ENVIRONMENT, {"primary": {}})
+        planning(LocalCloud(home, Settings(require_kvm=True)))
+
+
+def test_no_emulated_machine_is_planned_where_the_manifest_requires_kvm(cloud: LocalCloud) -> None:
+    with pytest.raises(HostError, match="require_kvm") as refused:
+        cloud.choose(Resources(require_kvm=True), None)
+    assert (refused.value.exit_code, "doctor" in (refused.value.hint or "")) == (3, True)
+
+
+@pytest.mark.parametrize("openable", [True, False], ids=["device", "none"])
+def test_kvm_that_was_never_tried_is_refused_only_if_it_cannot_work(
+    home: Home, monkeypatch: pytest.MonkeyPatch, openable: bool
+) -> None:
+    (home.root / "kvm.json").unlink()
+    monkeypatch.setattr(host, "_openable", lambda: openable)
+    planning = contextlib.nullcontext() if openable else pytest.raises(HostError)
+    with planning:
+        LocalCloud(home, Settings(require_kvm=True)).choose(Resources(), None)
+
+
+def test_kvm_that_is_required_is_tried_with_the_kernel_of_any_image(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home.root / "kvm.json").unlink()
+    (home.images / "base").mkdir()
+    for name in ("image.json", "vmlinuz"):
+        (home.images / "base" / name).touch()
+    monkeypatch.setattr(host, "_openable", lambda: True)
+    monkeypatch.setattr(host, "_boots", lambda _: False)
+    with pytest.raises(HostError, match="require_kvm"):
+        LocalCloud(home, Settings(require_kvm=True)).choose(Resources(), None)
 
 
 def test_the_accelerator_is_among_the_versions(cloud: LocalCloud) -> None:
