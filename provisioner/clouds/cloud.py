@@ -238,6 +238,10 @@ class Cloud(ABC):
         """
         return ""
 
+    def accelerator(self) -> str:
+        """Says in words what would run machines' instructions here. By default "": all machines are alike."""
+        return ""
+
     def shortage(self, sizes: Mapping[Role, MachineSize], count: int) -> str:
         """Says what is too short here for so many more environments with such machines. By default "": nothing is.
 

@@ -147,6 +147,7 @@ class Forecast(Record):
         has_aux_vm: whether it has an aux VM, which `machines` then has; None if that is not known yet.
         needs: the required variables that are not set, as far as they are known.
         machines: the size of each machine.
+        accelerator: what would run their instructions, in words; empty where all machines are alike.
         room: what the machines need of what is short, such as the host's disk or the account's quota, and how much
             there is of it; empty where that is no concern.
         lines: the parts that cost money by the hour; empty on a cloud that costs nothing.
@@ -167,6 +168,7 @@ class Forecast(Record):
     has_aux_vm: bool | None
     needs: tuple[str, ...]
     machines: dict[Role, MachineSize]
+    accelerator: str = ""
     room: str = ""
     lines: tuple[CostLine, ...]
     not_included: str = ""
@@ -218,6 +220,7 @@ def forecast(
         has_aux_vm=has_aux_vm,
         needs=tuple(name for name in needs if name not in session.variables),
         machines=sizes,
+        accelerator=session.cloud.accelerator(),
         room=session.cloud.room(sizes),
         lines=lines,
         not_included="; ".join(part for part in (aux_vm, not_priced(session.cloud.name)) if part),

@@ -45,6 +45,7 @@ class Evidence:
         submission: what was scored; None if it is not known.
         log_name, log: the end of the log that may say why the run failed.
         machines: sizes by role, in words.
+        versions: of the programs that made them, and their accelerator.
         internet: whether the machines reached the whole internet; None if it is not known.
         calls: the end of the recorded calls, a line for each.
         isolation: the compact form of the proof of isolation (recording/isolation.py); empty without one.
@@ -57,6 +58,7 @@ class Evidence:
     log_name: str = ""
     log: str = ""
     machines: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     internet: bool | None = None
     calls: str = ""
     isolation: dict[str, Any] = field(default_factory=dict)
@@ -91,6 +93,7 @@ def _evidence(store: EnvironmentStore, row: Row, limit_bytes: int) -> Evidence:
         log_name=name,
         log=log,
         machines={role: _size(record.machines[role]) for role in record.roles} if record else {},
+        versions=record.versions if record else {},
         internet=record.full_internet if record else None,
         calls=_calls(logs / calls.CALLS, limit_bytes),
         isolation=proof.compact() if proof else {},

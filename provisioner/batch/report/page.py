@@ -119,6 +119,7 @@ def how_it_ran(batch: Batch, rows: Sequence[Row], evidence: Mapping[str, Evidenc
         "regions": _different(row.region for row in rows) or ", ".join(suite.regions),
         "machine types": _different(f"{role}: {kind}" for row in rows for role, kind in row.machine_types.items()),
         "machines": _different(f"{role}: {size}" for kept in known for role, size in kept.machines.items()),
+        "versions": _different(f"{name} {value}" for kept in known for name, value in kept.versions.items()),
         "internet": _internet(evidence, suite),
         "isolation": _isolation(evidence),
         "images": _different(image for row in rows for image in row.images.values()),

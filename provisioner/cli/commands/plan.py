@@ -59,10 +59,8 @@ def _plan_text(estimate: Forecast, allowlist: str) -> str:
     for role, size in estimate.machines.items():
         kind = f"{size.types[0]}, " if size.types else ""
         lines.append(f"  {role}: {kind}{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk")
-    if estimate.room:
-        lines.append(f"  room: {estimate.room}")
-    if allowlist:
-        lines.append(f"  allowlist: {allowlist}")
+    others = {"accelerator": estimate.accelerator, "room": estimate.room, "allowlist": allowlist}
+    lines += [f"  {name}: {words}" for name, words in others.items() if words]
     if not estimate.image:
         lines.append(f"  aux VM: {_AUX_VM[estimate.has_aux_vm]}")
     if estimate.needs:

@@ -50,6 +50,8 @@ def main(env: PastEnvironmentArgument) -> Result:
         shape = f"{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk"
         system = f"{machine.distribution}, " if machine.distribution else ""
         lines.append(f"  {role}: {shape}, {system}{machine.image}{where}{origin}")
+    if environment.versions:
+        lines.append(f"  versions: {', '.join(f'{name} {value}' for name, value in environment.versions.items())}")
     limits = environment.time_limits.model_dump().items()
     named = [
         f"{name.removesuffix('_seconds')} {format_duration(timedelta(seconds=seconds))}" for name, seconds in limits

@@ -165,6 +165,11 @@ class LocalCloud(Cloud):
             f"available to new machines now; {sizing.memory_text(sizes.values(), sizing.available_memory_gib())}"
         )
 
+    def accelerator(self) -> str:
+        """Says whether machines would start under KVM, as it was last tried. Tries nothing."""
+        words = {True: "KVM", False: "none: machines are emulated (TCG)", None: "not known yet: KVM was not tried"}
+        return words[host.expects_kvm(self._home.root / KVM_ANSWER)]
+
     def shortage(self, sizes: Mapping[Role, MachineSize], count: int) -> str:
         """Says that the host's memory has no room for so many more environments, if it has not."""
         return sizing.memory_shortage(sizes.values(), count, sizing.available_memory_gib())

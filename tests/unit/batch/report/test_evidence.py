@@ -37,7 +37,7 @@ def kept(store: EnvironmentStore, identity: str = OWN) -> Environment:
         Environment(
             id=identity, cloud="local", stack="stack", family="guess", task="easy", status="ready", created_at=BEGIN,
             expires_at=BEGIN + timedelta(hours=1), setup=TaskSetup(instructions="Guess."), full_internet=False,
-            machines=machines,
+            machines=machines, versions={"accelerator": "TCG"},
         )
     )  # fmt: skip
 
@@ -56,6 +56,7 @@ def test_all_that_was_kept_of_a_run_is_found(store: EnvironmentStore, archived: 
     assert (found.instructions, found.submission, found.agent_output) == ("Guess.", "42", "hello")
     assert (found.log_name, found.log, found.internet) == ("score.log", "KeyError", False)
     assert (found.isolation, found.isolation_line) == (proof.compact(), proof.line())
+    assert found.versions == {"accelerator": "TCG"}
     assert found.machines == {"primary": "2 CPUs, 4 GiB, debian-12", "aux": "2 CPUs, 4 GiB"}
 
 

@@ -109,7 +109,8 @@ def test_the_figures_tell_timeouts_from_failures() -> None:
 
 def test_a_reader_learns_what_it_takes_to_run_it_again() -> None:
     rows = [row(1, region="eu-central-1", cloud="aws", machine_types={"primary": "m7i.large"}, version="1.5")]
-    known = {rows[0].key: Evidence(machines={"primary": "2 CPUs, 4 GiB"}, internet=False)}
+    versions = {"accelerator": "KVM", "QEMU": "7.2.22"}
+    known = {rows[0].key: Evidence(machines={"primary": "2 CPUs, 4 GiB"}, versions=versions, internet=False)}
     record = batch(*rows, cloud="aws", spot=True, budget=5, allow=["example.org:443"])
     facts = how_it_ran(record, rows, known)
     assert facts["time limits"] == "agent 30m, environment 2h"
@@ -117,6 +118,7 @@ def test_a_reader_learns_what_it_takes_to_run_it_again() -> None:
     assert facts["regions"] == "eu-central-1"
     assert facts["machine types"] == "primary: m7i.large"
     assert facts["machines"] == "primary: 2 CPUs, 4 GiB"
+    assert facts["versions"] == "accelerator KVM, QEMU 7.2.22"
     assert facts["internet"] == "none but example.org:443"
     assert facts["budget"] == "5 USD"
     page = render(record, rows, known)

@@ -26,6 +26,7 @@ from provisioner.base.models import (
     TimeLimits,
 )
 from provisioner.cli.commands.logs import MAXIMUM_LOGS_BYTES
+from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.images import digest as base_image_digest
 from provisioner.clouds.local.vm.processes import start_time
 from provisioner.clouds.local.vm.qemu import PROCESS
@@ -97,6 +98,11 @@ def test_list_and_show_give_the_whole_record(provisioner: CommandLine, store: En
     assert shown["exists"] is True
 
 
+def test_show_names_the_accelerator(provisioner: CommandLine, store: EnvironmentStore) -> None:
+    store.save(environment("up-1").model_copy(update={"versions": {"QEMU": "7.2.22", "accelerator": "TCG"}}))
+    assert "\n  versions: QEMU 7.2.22, accelerator TCG\n" in provisioner("show", "up-1").stdout
+
+
 def test_list_and_show_tell_orphans(provisioner: CommandLine, store: EnvironmentStore) -> None:
     killed = store.save(environment("killed-1").model_copy(update={"status": "creating"}))
     managed = store.save(environment("managed-1").model_copy(update={"status": "creating"}))
@@ -155,6 +161,12 @@ def test_show_says_what_is_known_of_an_environment(
 ) -> None:
     store.save(environment("shown").model_copy(update=changes))
     assert line in provisioner("show", "shown").stdout
+
+
+def test_plan_names_the_accelerator(provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalCloud, "accelerator", lambda _: "KVM")
+    assert "\n  accelerator: KVM\n" in provisioner("plan", str(FAMILY), "main").stdout
+    assert provisioner("plan", str(FAMILY), "main", "--json").json["accelerator"] == "KVM"
 
 
 def test_plan_names_the_base_image(provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,18 @@ def test_kvm_that_is_required_is_tried_with_the_kernel_of_any_image(
         LocalCloud(home, Settings(require_kvm=True)).choose(Resources(), None)
 
 
+@pytest.mark.parametrize(
+    ("works", "says"), [(True, "KVM"), (False, "emulated"), (None, "not known yet")], ids=["kvm", "tcg", "untried"]
+)
+def test_a_plan_names_the_accelerator_as_it_was_tried(
+    cloud: LocalCloud, home: Home, monkeypatch: pytest.MonkeyPatch, works: bool | None, says: str
+) -> None:
+    monkeypatch.setattr(host, "_openable", lambda: True)
+    trial = {"boot": host.BOOT_ID.read_text().strip(), "works": works}
+    (home.root / "kvm.json").write_text("" if works is None else json.dumps(trial))
+    assert says in cloud.accelerator()
+
+
 def test_the_accelerator_is_among_the_versions(cloud: LocalCloud) -> None:
     cloud.prepare(ENVIRONMENT, {"primary": {}})
     assert cloud.versions(ENVIRONMENT)["accelerator"] == "TCG"
