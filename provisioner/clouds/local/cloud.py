@@ -365,7 +365,7 @@ class LocalCloud(Cloud):
             HostError: the settings require KVM, which does not work here.
         """
         self._refuse_emulation()
-        needs = {"QEMU": snapshots.qemu_version(), "the set of devices": snapshots.devices()}
+        needs = {"QEMU": host.qemu_version(), "the set of devices": snapshots.devices()}
         for role, record in environment.machines.items():
             image = self._images.disk(record.image)
             try:

@@ -1,14 +1,17 @@
-"""Finds out what this host lacks to run machines, and whether its KVM works, by using it."""
+"""Finds out what this host lacks to run machines, whether its KVM works, by using it, and which holes are known."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from provisioner.base import child_environment
@@ -32,6 +35,7 @@ PROGRAMS = {
 }
 # Debian 12 has it since 12.11 (debian-archive-keyring 2023.3+deb12u2, its changelog).
 DEBIAN_13_KEYS = Path("/usr/share/keyrings/debian-archive-trixie-stable.gpg")
+QEMU_CHANGELOG = Path("/usr/share/doc/qemu-system-x86/changelog.Debian.gz")
 USER_NAMESPACES = ("unshare", "--map-root-user", "--map-auto", "--mount", "--net", "true")
 
 
@@ -85,21 +89,84 @@ def notes(kvm_answer: Path) -> list[str]:
         found.append(f"No usable /dev/kvm: {_EMULATED} Are you in the kvm group?")
     elif known_answer(kvm_answer) is False:
         found.append(f"/dev/kvm is there, but no kernel boots under it: {_EMULATED}")
-    return found
+    return [*found, *_own_holes()]
 
 
 def installed(program: str) -> str:
     """Returns the version of a program's Debian package, or else what it says itself; empty if neither is there."""
     package = PROGRAMS[program]
-    for argv in (["dpkg-query", "--show", "--showformat=${Version}", package], [program, "--version"]):
-        with contextlib.suppress(OSError):
-            done = subprocess.run(
-                argv, capture_output=True, stdin=subprocess.DEVNULL, check=False,
-                env=child_environment.for_program(os.environ),
-            )  # fmt: skip
-            if done.returncode == 0:
-                return done.stdout.decode(errors="replace").partition("\n")[0].strip()
+    return _first_line("dpkg-query", "--show", "--showformat=${Version}", package) or _first_line(program, "--version")
+
+
+def qemu_version() -> str:
+    """Returns the first line of what QEMU says of its version; empty if there is none."""
+    return _first_line("qemu-system-x86_64", "--version")
+
+
+def _first_line(*argv: str) -> str:
+    """Returns the first line of what a program prints; empty if it fails, or is not there."""
+    with contextlib.suppress(OSError):
+        done = subprocess.run(
+            argv, capture_output=True, stdin=subprocess.DEVNULL, check=False,
+            env=child_environment.for_program(os.environ),
+        )  # fmt: skip
+        if done.returncode == 0:
+            return done.stdout.decode(errors="replace").partition("\n")[0].strip()
     return ""
+
+
+# Holes through which a machine may leave, in what it meets here, with the first release of each branch that is not
+# certainly open. Other branches are not judged: distributions mend them without another number.
+# CVE records (cve.org), as of November 2026; for QEMU 7.2 also Debian's changelog of qemu.
+_HOLES_OF_QEMU: dict[str, tuple[str, dict[tuple[int, int], int]]] = {
+    "CVE-2023-6693": ("virtio-net", {(7, 2): 9}),
+    "CVE-2024-3446": ("virtio-serial", {(7, 2): 11}),
+    "CVE-2026-48914": ("virtio-blk", {(7, 2): 23, (11, 0): 2}),
+}
+_HOLES_OF_KVM: dict[str, tuple[str, dict[tuple[int, int], int]]] = {
+    "CVE-2026-53359": (
+        "nested KVM", {(5, 15): 222, (6, 1): 177, (6, 6): 144, (6, 12): 95, (6, 18): 38, (7, 1): 3},
+    ),
+    "CVE-2026-64561": ("nested KVM", {(6, 6): 148, (6, 12): 101, (6, 18): 42, (7, 1): 6}),
+}  # fmt: skip
+
+
+def known_holes(qemu: str, changelog: str, kernel: str, *, nested: bool) -> list[str]:
+    """Lists known holes through which a machine may leave this host's QEMU and KVM, a line for each. Pure.
+
+    Args:
+        qemu: the first line of `qemu-system-x86_64 --version`.
+        changelog: of its package: Debian and Ubuntu name there what they have mended.
+        kernel: the kernel's release and version, as of uname(2): Debian's own number is in the latter.
+        nested: whether machines under KVM may run machines.
+    """
+    found = []
+    for cve, (where, branches) in _HOLES_OF_QEMU.items():
+        if cve not in changelog and _is_before(qemu, branches):
+            found.append(f"{qemu.partition(' (')[0]} has the hole {cve} in {where}: update it.")
+    debian = re.search(r"Debian (\d+\.\d+\.\d+)", kernel)
+    number = debian[1] if debian else kernel.partition(" ")[0]
+    for cve, (where, branches) in _HOLES_OF_KVM.items():
+        if nested and not re.match(r"\d+\.\d+\.0\b", number) and _is_before(number, branches):
+            remedy = "update it, or load kvm_intel or kvm_amd with nested=0."
+            found.append(f"The kernel {number} has the hole {cve} in {where}, from a machine to this host: {remedy}")
+    return found
+
+
+def _is_before(text: str, branches: Mapping[tuple[int, int], int]) -> bool:
+    version = re.search(r"(\d+)\.(\d+)\.(\d+)", text)
+    return version is not None and int(version[3]) < branches.get((int(version[1]), int(version[2])), 0)
+
+
+def _own_holes() -> list[str]:
+    """Returns the known holes of this host."""
+    changelog = ""
+    with contextlib.suppress(OSError, EOFError), gzip.open(QEMU_CHANGELOG, "rt", errors="replace") as file:
+        changelog = file.read()
+    switches = Path("/sys/module").glob("kvm_*/parameters/nested")
+    nested = any(switch.read_text().strip() in ("Y", "1") for switch in switches)
+    kernel = f"{os.uname().release} {os.uname().version}"
+    return known_holes(qemu_version(), changelog, kernel, nested=nested)
 
 
 def _works(*argv: str) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import socket
 import subprocess
 import time
@@ -17,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioner.base import child_environment
 from provisioner.clouds.local.frozen import templates
 from provisioner.clouds.local.vm import disk, machine_logs, qemu
 from provisioner.store.files import is_locked, locked, read_end, sync, write_atomically
@@ -160,18 +158,6 @@ def devices() -> str:
     """
     some = qemu.Launch(1, 1, "", "", kvm=False, link=(("own", "peer"),), internet_fd=0, user=None)
     return hashlib.sha256("\0".join(qemu.command(templates.adapted(some))).encode()).hexdigest()[:16]
-
-
-def qemu_version() -> str:
-    """Returns the first line of what QEMU says of its version; empty if there is none."""
-    try:
-        done = subprocess.run(
-            [qemu.PROGRAM, "--version"], stdin=subprocess.DEVNULL, capture_output=True, check=False,
-            env=child_environment.for_program(os.environ),
-        )  # fmt: skip
-    except OSError:
-        return ""
-    return done.stdout.decode(errors="replace").partition("\n")[0].strip()
 
 
 def identity(image: Path) -> str:
