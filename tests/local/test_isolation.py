@@ -17,12 +17,14 @@ import pytest
 from provisioner.base.errors import IsolationError, MachineLostError
 from provisioner.base.models import Destination, Environment, Role
 from provisioner.clouds.local.network import outside_view
+from provisioner.clouds.local.surface import DEVICES
 from provisioner.clouds.local.vm import confinement, qemu
 from provisioner.environment import lifecycle, snapshots
 from provisioner.family.loader import load_family
 from provisioner.isolation import questions
 from provisioner.isolation.proof import prove_isolation
 from provisioner.machines.connect import connect
+from provisioner.recording.isolation import load
 from provisioner.session import Session
 from provisioner.store.snapshots import SnapshotStore
 from tests.local import host_processes
@@ -193,6 +195,18 @@ def copy_of(lab: Lab) -> Iterator[Lab]:
             lifecycle.destroy(lab.session, environment)
     finally:
         store.remove(name)
+
+
+def test_the_proof_says_what_a_machine_meets_and_how_qemu_is_enclosed(session: Session) -> None:
+    with environment_of(session, "open_door", "offline") as lab:
+        seen = load(session.environments.logs(lab.environment.id)).surface["primary"]
+        assert list(seen.differences()) == []
+        assert seen.accelerator == lab.environment.versions["accelerator"]
+        assert seen.qemu == lab.environment.versions["QEMU"]
+        assert {device.partition(" ")[2] for device in seen.devices} == set(DEVICES.values())
+        assert {"ipc", "mnt", "net", "pid", "uts"} <= set(seen.qemu_process.namespaces)
+        assert (seen.qemu_process.no_new_privileges, seen.qemu_process.capabilities) == (True, "0" * 16)
+        assert (seen.passt, seen.proxy_process) == ("", None)
 
 
 def test_a_machine_whose_qemu_ends_is_lost_and_not_late(session: Session) -> None:
