@@ -15,6 +15,7 @@ from provisioner.base.errors import IsolationError
 from provisioner.clouds.local import surface
 from provisioner.clouds.local.vm import bubblewrap, processes, qemu
 from tests.unit.fakes.qmp import serving
+from tests.waiting import until
 
 VERSION = {"qemu": {"major": 7, "minor": 2, "micro": 22}}
 
@@ -36,6 +37,7 @@ def note(directory: Path, pid: int) -> None:
 def enclosed(tmp_path: Path) -> Iterator[Path]:
     """The directory of a machine whose QEMU is an enclosed program."""
     process, pid = bubblewrap.start(bubblewrap.command("sleep"), ["sleep", "1000"], ())
+    until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")  # bubblewrap tells the pid before it is done
     note(tmp_path, pid)
     yield tmp_path
     process.kill()
