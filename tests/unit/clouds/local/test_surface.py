@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +41,7 @@ def enclosed(tmp_path: Path) -> Iterator[Path]:
     until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")  # bubblewrap tells the pid before it is done
     note(tmp_path, pid)
     yield tmp_path
-    process.kill()
+    os.kill(pid, signal.SIGKILL)  # bubblewrap, which waits for it, then ends, too
     process.wait()
 
 
