@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from provisioner.base import child_environment
@@ -118,44 +117,27 @@ def _first_line(*argv: str) -> str:
 # Holes through which a machine may leave, in what it meets here, with the first release of each branch that is not
 # certainly open. Other branches are not judged: distributions mend them without another number.
 # CVE records (cve.org), as of November 2026; for QEMU 7.2 also Debian's changelog of qemu.
-_HOLES_OF_QEMU: dict[str, tuple[str, dict[tuple[int, int], int]]] = {
+_HOLES: dict[str, tuple[str, dict[tuple[int, int], int]]] = {
     "CVE-2023-6693": ("virtio-net", {(7, 2): 9}),
     "CVE-2024-3446": ("virtio-serial", {(7, 2): 11}),
     "CVE-2026-48914": ("virtio-blk", {(7, 2): 23, (11, 0): 2}),
 }
-_HOLES_OF_KVM: dict[str, tuple[str, dict[tuple[int, int], int]]] = {
-    "CVE-2026-53359": (
-        "nested KVM", {(5, 15): 222, (6, 1): 177, (6, 6): 144, (6, 12): 95, (6, 18): 38, (7, 1): 3},
-    ),
-    "CVE-2026-64561": ("nested KVM", {(6, 6): 148, (6, 12): 101, (6, 18): 42, (7, 1): 6}),
-}  # fmt: skip
 
 
-def known_holes(qemu: str, changelog: str, kernel: str, *, nested: bool) -> list[str]:
-    """Lists known holes through which a machine may leave this host's QEMU and KVM, a line for each. Pure.
+def known_holes(qemu: str, changelog: str) -> list[str]:
+    """Lists known holes through which a machine may leave this host's QEMU, a line for each. Pure.
 
     Args:
         qemu: the first line of `qemu-system-x86_64 --version`.
         changelog: of its package: Debian and Ubuntu name there what they have mended.
-        kernel: the kernel's release and version, as of uname(2): Debian's own number is in the latter.
-        nested: whether machines under KVM may run machines.
     """
-    found = []
-    for cve, (where, branches) in _HOLES_OF_QEMU.items():
-        if cve not in changelog and _is_before(qemu, branches):
-            found.append(f"{qemu.partition(' (')[0]} has the hole {cve} in {where}: update it.")
-    debian = re.search(r"Debian (\d+\.\d+\.\d+)", kernel)
-    number = debian[1] if debian else kernel.partition(" ")[0]
-    for cve, (where, branches) in _HOLES_OF_KVM.items():
-        if nested and not re.match(r"\d+\.\d+\.0\b", number) and _is_before(number, branches):
-            remedy = "update it, or load kvm_intel or kvm_amd with nested=0."
-            found.append(f"The kernel {number} has the hole {cve} in {where}, from a machine to this host: {remedy}")
-    return found
-
-
-def _is_before(text: str, branches: Mapping[tuple[int, int], int]) -> bool:
-    version = re.search(r"(\d+)\.(\d+)\.(\d+)", text)
-    return version is not None and int(version[3]) < branches.get((int(version[1]), int(version[2])), 0)
+    version = re.search(r"(\d+)\.(\d+)\.(\d+)", qemu)
+    branch, release = ((int(version[1]), int(version[2])), int(version[3])) if version else ((0, 0), 0)
+    return [
+        f"{qemu.partition(' (')[0]} has the hole {cve} in {where}: update it."
+        for cve, (where, branches) in _HOLES.items()
+        if cve not in changelog and release < branches.get(branch, 0)
+    ]
 
 
 def _own_holes() -> list[str]:
@@ -163,10 +145,7 @@ def _own_holes() -> list[str]:
     changelog = ""
     with contextlib.suppress(OSError, EOFError), gzip.open(QEMU_CHANGELOG, "rt", errors="replace") as file:
         changelog = file.read()
-    switches = Path("/sys/module").glob("kvm_*/parameters/nested")
-    nested = any(switch.read_text().strip() in ("Y", "1") for switch in switches)
-    kernel = f"{os.uname().release} {os.uname().version}"
-    return known_holes(qemu_version(), changelog, kernel, nested=nested)
+    return known_holes(qemu_version(), changelog)
 
 
 def _works(*argv: str) -> bool:

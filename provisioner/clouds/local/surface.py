@@ -41,7 +41,7 @@ def look(directory: Path, role: Role) -> Surface:
         IsolationError: it cannot be seen.
     """
     try:
-        pid, proxy = qemu.live_pid(directory / "qemu.pid"), egress.pid_of(directory)
+        pid, proxy = qemu.live_pid(directory / qemu.PIDFILE), egress.pid_of(directory)
         if pid is None:
             raise ValueError("QEMU does not run")
         with qemu.QMP(directory) as qmp:

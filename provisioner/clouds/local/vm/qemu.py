@@ -109,6 +109,9 @@ PROGRAM = "qemu-system-x86_64"
 # What a machine has no use for is off: system management mode, VMware's port, SATA, SMBus, keyboard and mouse.
 BOARD = "q35,smm=off,vmport=off,sata=off,smbus=off,i8042=off"
 
+# No machine runs machines of its own: nested KVM is the part of KVM with the most known ways out, such as
+# CVE-2026-53359 and CVE-2026-64561 (cve.org).
+KVM_CPU = "host,vmx=off,svm=off"
 # Emulated, `max` boots a third slower than a named model; NumPy's wheels need x86-64-v2. With the
 # instructions for AES, ciphers are three times as fast.
 EMULATED_CPU = "Nehalem,+aes"
@@ -196,7 +199,7 @@ def command(launch: Launch) -> list[str]:
         *("-nodefaults", "-no-user-config", "-display", "none"),
         *("-accel", accelerator),
         *("-machine", board, "-global", "apic-common.vapic=off"),
-        *("-cpu", "host" if launch.kvm else EMULATED_CPU),
+        *("-cpu", KVM_CPU if launch.kvm else EMULATED_CPU),
         *("-smp", str(launch.cpus), "-m", f"{launch.memory_mib}M"),
         *("-kernel", launch.kernel, "-initrd", launch.initrd, "-append", boot),
         # An environment's disk is thrown away, so nothing need wait until the host's disk has it safe.

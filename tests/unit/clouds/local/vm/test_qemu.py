@@ -65,6 +65,11 @@ def test_the_primary_machine_is_the_hub_of_more_than_two() -> None:
     assert sum("netdev=link," in device for device in devices(argv)) == 1
 
 
+def test_no_machine_runs_machines_of_its_own() -> None:
+    argv = command(replace(LAUNCH, kvm=True))
+    assert argv[argv.index("-cpu") + 1].split(",") == ["host", "vmx=off", "svm=off"]
+
+
 def test_a_qemu_that_root_starts_becomes_another_user() -> None:
     argv = command(replace(LAUNCH, user=User(7, 8)))
     assert argv[argv.index("-runas") + 1] == "7:8"
