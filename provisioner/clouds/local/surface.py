@@ -71,7 +71,7 @@ def enclosure(pid: int) -> Enclosure:
     try:
         return Enclosure(
             uid=int(status["Uid"][1]),
-            seccomp=int(status["Seccomp"][0]),
+            seccomp=int(status["Seccomp_filters"][0]),
             no_new_privileges=status["NoNewPrivs"] == ["1"],
             capabilities=status["CapEff"][0],
             namespaces=tuple(name for name in NAMESPACES if _namespace(str(pid), name) != _namespace("self", name)),
