@@ -100,7 +100,7 @@ class Surface(Record):
                 if process and kind not in process.namespaces:
                     yield f"{name} does not run in its own {what} namespace"
         if self.qemu_process.seccomp < FILTERS_OF_QEMU:
-            yield "QEMU does not run under both its filters of system calls"
+            yield "QEMU does not run under two seccomp filters"
 
 
 class Proof(Record):

@@ -110,7 +110,9 @@ def test_a_qemu_that_is_not_enclosed_fails_the_proof(session: Session, cloud: Fa
     assert raised.value.exit_code == 6
     proof = load(session.environments.logs("env"))
     assert (proof.proven, len(proof.differences or ())) == (False, 3)
-    assert "seen from outside: primary machine: QEMU does not run under both its filters of system calls" in (raised.value.details or "")
+    assert "seen from outside: primary machine: QEMU does not run under two seccomp filters" in (
+        raised.value.details or ""
+    )
 
 
 def test_a_machine_without_a_valid_answer_is_kept(session: Session, cloud: FakeCloud) -> None:

@@ -53,7 +53,7 @@ def test_an_enclosed_process_and_its_devices_are_seen(enclosed: Path) -> None:
     assert "net" not in found.qemu_process.namespaces
     assert (found.qemu_process.uid, found.qemu_process.capabilities) == (os.geteuid(), "0" * 16)
     assert found.qemu_process.no_new_privileges
-    assert list(found.differences()) == ["QEMU does not run under both its filters of system calls"]
+    assert list(found.differences()) == ["QEMU does not run under two seccomp filters"]
 
 
 def test_a_process_that_is_not_enclosed_differs_and_its_proxy_too(tmp_path: Path) -> None:
