@@ -99,6 +99,8 @@ class Surface(Record):
             for kind, what in (("mnt", "mount"), ("pid", "PID")):
                 if process and kind not in process.namespaces:
                     yield f"{name} does not run in its own {what} namespace"
+            if process and not process.no_new_privileges:
+                yield f"{name} does not run without new privileges"
         if self.qemu_process.seccomp < FILTERS_OF_QEMU:
             yield "QEMU does not run under two seccomp filters"
 

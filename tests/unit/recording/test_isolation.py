@@ -89,8 +89,9 @@ def test_what_machines_meet_is_among_the_sealed_facts_if_the_cloud_shows_it(tmp_
         ("mount namespace", {"namespaces": ("pid",)}),
         ("PID namespace", {"namespaces": ("mnt",)}),
         ("seccomp", {"seccomp": 1}),
+        ("privileges", {"no_new_privileges": False}),
     ],
-    ids=["mount", "pid", "seccomp"],
+    ids=["mount", "pid", "seccomp", "privileges"],
 )
 def test_each_way_in_which_qemu_is_not_enclosed_is_named(name: str, of_its_process: dict[str, Any]) -> None:
     open_to = SURFACE.model_copy(update={"qemu_process": ENCLOSED.model_copy(update=of_its_process)})
