@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import struct
 import subprocess
 import time
@@ -78,21 +79,38 @@ def _backing(lower: Path) -> tuple[str, ...]:
 
 
 def chain(disk: Path) -> list[Path]:
-    """Returns a disk and those below it, as their headers say.
+    """Returns a disk and those below it, as their headers say. All are plain files.
+
+    Only for disks whose headers this host has written: a program that is enclosed may read what they name.
 
     Raises:
+        UntrustworthyLayerError: a header names no plain file, or a disk that is above it already.
         OSError: one of them cannot be read.
     """
     found = [disk.resolve()]
-    while found[-1].suffix != ".raw" and len(found) < _MOST_DISKS:
-        with found[-1].open("rb") as file:
-            magic, place, length = _BELOW.unpack(file.read(_BELOW.size).ljust(_BELOW.size, b"\0"))
-            if magic != _MAGIC or not 0 < place < os.fstat(file.fileno()).st_size or length > _NAME_BYTES:
-                break
-            file.seek(place)
-            name = file.read(length)
-        found.append((found[-1].parent / os.fsdecode(name)).resolve())
+    while (below := _below(found[-1])) and len(found) < _MOST_DISKS:
+        if below in found:
+            raise UntrustworthyLayerError(f"{found[-1].name} is a layer over itself")
+        found.append(below)
     return found
+
+
+def _below(disk: Path) -> Path | None:
+    """Returns the disk below, as a header says; None if there is none."""
+    if not stat.S_ISREG(disk.stat().st_mode):  # to open a pipe may take for ever
+        raise UntrustworthyLayerError(f"{disk.name} is no plain file")
+    if disk.suffix == ".raw":
+        return None
+    with disk.open("rb") as file:
+        magic, place, length = _BELOW.unpack(file.read(_BELOW.size).ljust(_BELOW.size, b"\0"))
+        if magic != _MAGIC or not 0 < place < os.fstat(file.fileno()).st_size or length > _NAME_BYTES:
+            return None
+        file.seek(place)
+        name = file.read(length)
+    try:
+        return (disk.parent / os.fsdecode(name)).resolve()
+    except (ValueError, RuntimeError) as error:  # a zero byte, or links in a circle
+        raise UntrustworthyLayerError(f"{disk.name} names no file as the disk below it") from error
 
 
 def _qemu_img(layer: Path, lower: Iterable[Path], verb: str, *arguments: str) -> None:
