@@ -24,8 +24,8 @@ INTERFACES = [confinement.CARD, "lo"]
 # A port of a hub is followed by what it leads to.
 CARD = re.compile(r"(?: \\ )?(?:\S+: )?(\S+): index=\d+,type=(\w+)(.*)")
 HUB = "hub 0"
-# Of what the monitor says, in a difference.
-SHOWN_CHARACTERS = 120
+# Of what the monitor says, in a difference: so many lines or names, and the beginning of each.
+SHOWN_LINES, SHOWN_NAMES, SHOWN_CHARACTERS = 10, 6, 120
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,11 @@ def _wrong_cards(text: str, expected: dict[str, str], internet: bool, *, is_hub:
     matches = {line: CARD.fullmatch(line) for line in lines}
     backends = {match[1]: match for match in matches.values() if match and match[2] != "nic"}
     kinds = expected | ({"internet": "stream"} if internet else {})
-    problems = [f"QEMU's monitor says: {line[:SHOWN_CHARACTERS]!r}" for line, match in matches.items() if not match]
+    odd = [line[:SHOWN_CHARACTERS] for line, match in matches.items() if not match]
+    problems = [f"QEMU's monitor says: {line!r}" for line in odd[:SHOWN_LINES]]
     if {name: match[2] for name, match in backends.items()} != kinds:
-        problems.append(f"its cards lead to {sorted(backends)[:6]}, not to {sorted(kinds)}")
+        names = [name[:SHOWN_CHARACTERS] for name in sorted(backends)[:SHOWN_NAMES]]
+        problems.append(f"its cards lead to {names}, not to {sorted(kinds)}")
     return problems
 
 
