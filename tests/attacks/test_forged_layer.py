@@ -10,8 +10,9 @@ import contextlib
 import random
 import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,8 +20,18 @@ from provisioner.base.config import Settings
 from provisioner.base.errors import ImageBuildError, InfrastructureError
 from provisioner.base.progress import Silence
 from provisioner.clouds.local.cloud import LocalCloud
-from provisioner.clouds.local.frozen import snapshots
-from provisioner.clouds.local.vm.disk import UntrustworthyLayerError, create, note_below, put_over, require_plain
+from provisioner.clouds.local.frozen import snapshots, templates
+from provisioner.clouds.local.images import BOOT_FILES
+from provisioner.clouds.local.vm.disk import (
+    LOWER,
+    UntrustworthyLayerError,
+    chain,
+    create,
+    note_below,
+    put_over,
+    require_plain,
+)
+from provisioner.clouds.local.vm.qemu import Launch
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
 from tests.unit.fakes.world import environment
@@ -96,7 +107,24 @@ class Obedient:
         assert command == "stop"
 
 
-@pytest.mark.parametrize("spoil", [forge_data_file, break_tables], ids=["data-file", "tables"])
+def name_own_disk_below(layer: Path) -> None:
+    """Notes, as QEMU can, that the disk is over one of QEMU's own, which is over a file of the host."""
+    secret, forged = layer.with_name("secret.raw"), layer.with_name("forged.qcow2")
+    secret.write_bytes(b"s" * MIB)
+    create(forged, secret)
+    create(layer, forged)
+    note_below(layer.parent, forged)
+
+
+def write_no_note(layer: Path) -> None:
+    (layer.parent / LOWER).write_text("[" * 5000)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [forge_data_file, break_tables, name_own_disk_below, write_no_note],
+    ids=["data-file", "tables", "note", "no-note"],
+)
 @pytest.mark.parametrize("kept", ["image", "layer"])
 def test_a_builders_disk_that_qemu_did_not_make_is_refused(
     tmp_path: Path, spoil: Callable[[Path], None], kept: str, monkeypatch: pytest.MonkeyPatch
@@ -107,11 +135,13 @@ def test_a_builders_disk_that_qemu_did_not_make_is_refused(
     builder = environment(kind="builder")
     directory = home.environments / builder.id / "primary"
     directory.mkdir(parents=True)
-    spoil(directory / "disk.qcow2")
     base = ImageStore(home).path(builder.machines["primary"].image)
     base.mkdir()
     (base / "disk.raw").write_bytes(b"i" * MIB)
+    for name in BOOT_FILES:
+        (base / name).touch()
     note_below(directory, base / "disk.raw")
+    spoil(directory / "disk.qcow2")
     cloud = LocalCloud(home, Settings())
 
     def keep() -> None:
@@ -127,6 +157,40 @@ def test_a_builders_disk_that_qemu_did_not_make_is_refused(
     with pytest.raises(refused, match=r"builder's disk (is not used|could not be copied)"):
         keep()
     assert [path.name for path in home.images.iterdir()] == [base.name]
+
+
+def name_secret_below(layer: Path) -> None:
+    secret = layer.parent.parent / "secret.raw"
+    secret.write_bytes(b"s" * MIB)
+    create(layer, secret)
+
+
+@pytest.mark.parametrize(
+    "spoil", [forge_data_file, break_tables, name_secret_below], ids=["data-file", "tables", "name"]
+)
+def test_a_template_is_over_its_image_or_is_refused(
+    tmp_path: Path, image: Path, spoil: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an image's build has left in it takes over the QEMU in which a template boots."""
+
+    @contextlib.contextmanager
+    def running(_: Launch, directory: Path, layer: str, __: float) -> Iterator[tuple[Mock, Mock]]:
+        spoil(directory / layer)
+        for part in (templates.MEMORY, templates.STATE, templates.CONSOLE):
+            (directory / part).touch()
+        yield Mock(), Mock()
+
+    monkeypatch.setattr(templates, "running", running)
+    for name in ("_wait_for_question", "write_state"):
+        monkeypatch.setattr(templates, name, Mock())
+    for name in BOOT_FILES:
+        (tmp_path / name).touch()
+    kernel, initrd = (str(tmp_path / name) for name in BOOT_FILES)
+    launch = Launch(1, 0, kernel, initrd, kvm=False, link=(), internet_fd=None, user=None)
+    with contextlib.suppress(templates.TemplateError):
+        made = templates.obtain(image, launch, Mock())
+        assert spoil is name_secret_below
+        assert chain(made.disk) == [made.disk, image]
 
 
 def test_a_layer_too_large_for_any_program_is_refused(tmp_path: Path, image: Path) -> None:
