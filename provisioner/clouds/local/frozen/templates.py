@@ -293,6 +293,7 @@ def _make(template: Template, image: Path, launch: qemu.Launch) -> None:
         directory.mkdir(mode=0o700)
         try:
             disk.create(directory / DISK, image)
+            disk_gib = disk.seen_gib(directory / DISK)
             deadline = time.monotonic() + BOOT_SECONDS
             with running(launch, directory, DISK, BOOT_SECONDS + FREEZE_SECONDS) as (process, qmp):
                 _wait_for_question(directory, deadline)
@@ -300,6 +301,8 @@ def _make(template: Template, image: Path, launch: qemu.Launch) -> None:
                 write_state(qmp, directory)
                 process.wait(FREEZE_SECONDS)
             (directory / machine_logs.SERIAL).rename(directory / CONSOLE)
+            # Machines of the template open what it names: nothing that what the build left in the image has written.
+            disk.put_over(directory / DISK, image, image, disk_gib)
             complete(directory)
             directory.rename(template.directory)
             return

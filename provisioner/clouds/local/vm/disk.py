@@ -145,6 +145,17 @@ def copy(layer: Path, target: Path) -> None:
     _run(*argv, seconds=seconds)
 
 
+def seen_gib(layer: Path) -> int:
+    """Returns the size that a machine sees of a layer that none has written yet.
+
+    Raises:
+        OSError: there is no such layer.
+    """
+    with layer.open("rb") as file:
+        _, _, size, _, _ = _HEADER.unpack(file.read(_HEADER.size).ljust(_HEADER.size, b"\0"))
+    return int(-(-size // GIB))
+
+
 def put_over(layer: Path, lower: Path, image: Path, gib: int) -> None:
     """Makes a layer that a machine has written a layer over an image alone, with all that was in between.
 
