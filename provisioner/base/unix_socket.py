@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def connect(client: socket.socket, path: Path) -> None:
-    """Connects through the socket's directory: the path of a Unix socket may have 107 bytes, a directory's more.
+    """Connects through a descriptor of the socket: its path may have more than the kernel's 107 bytes.
 
     Raises:
-        OSError: nothing listens there.
+        OSError: nothing listens there. A link, which a hostile program may have made, is not followed.
     """
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        client.connect(f"/proc/self/fd/{directory}/{path.name}")
+        client.connect(f"/proc/self/fd/{descriptor}")
     finally:
-        os.close(directory)
+        os.close(descriptor)

@@ -48,7 +48,8 @@ def holder(pidfile: str) -> int:
     Raises:
         OSError: no process does, or the file does not exist.
     """
-    with open(pidfile, "rb") as file:
+    # A pipe in its place would never open.
+    with open(os.open(pidfile, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         # struct flock: type, whence, start, len, pid
         query = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, _, _, _, pid = struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_GETLK, query))

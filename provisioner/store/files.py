@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 import threading
@@ -13,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 from provisioner.base import child_environment
 
@@ -52,6 +54,19 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def open_plain(path: Path) -> BinaryIO:
+    """Opens a file to read it, where a hostile program may have put something else: a link, or a pipe without an end.
+
+    Raises:
+        OSError: it is no plain file, or cannot be read.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "no plain file", str(path))
+    return file
+
+
 def read_end(path: Path, limit_bytes: int) -> bytes:
     """Returns at most the last `limit_bytes` of a file, however long it is; nothing if there is no file.
 
@@ -59,7 +74,7 @@ def read_end(path: Path, limit_bytes: int) -> bytes:
         OSError: the file cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             file.seek(-min(limit_bytes, file.seek(0, os.SEEK_END)), os.SEEK_END)
             return file.read(limit_bytes)  # it may be growing
     except FileNotFoundError:

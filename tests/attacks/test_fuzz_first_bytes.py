@@ -509,6 +509,7 @@ def logs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
     """Logs of any length, with holes: they end short, with their end, and with their beginning."""
     monkeypatch.setattr(machine_logs, "LIMIT_BYTES", LIMIT_BYTES)
     monkeypatch.setattr(machine_logs, "KEPT_BYTES", KEPT_BYTES)
+    (directory / machine_logs.SERIAL).parent.mkdir()
     log = Slot(directory / machine_logs.SERIAL)
 
     def check(data: bytes) -> None:
@@ -701,7 +702,10 @@ MONITOR_TOKENS = (
     *(b" \\ ", b": ", b": index=", b",type=", b"index=1,type=tap", b"\r\n", b"\n", b"\x0b", b"\xe2\x80\xa8"),
     *(b"hub 0\r\n", b"x" * 2000, b":" * 500, b": " * 500, b"\n" * 500, b"management", b"internet: index=0,type=stream"),
     *(b"\x1b[2J", b"\n" + b"a: index=1,type=x\n" * 50, b"\n" + b"y" * 12_000 + b": index=1,type=tap\n"),
-    *(b"".join(b"y%d\n" % number for number in range(400)), b"\ny" + b"\xf3\xa0\x80\x81" * 400 + b": index=1,type=tap\n"),
+    *(
+        b"".join(b"y%d\n" % number for number in range(400)),
+        b"\ny" + b"\xf3\xa0\x80\x81" * 400 + b": index=1,type=tap\n",
+    ),
 )
 
 

@@ -6,17 +6,21 @@ A caller of QEMU gets an error in a bounded time, and no unexpected exception.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
 
-from provisioner.clouds.local.vm import qemu, shutdown
+from provisioner.clouds.local.vm import machine_logs, qemu, shutdown
+from provisioner.ssh import namespace_program
+from provisioner.store.files import read_end
 from tests.attacks.fuzzing import damaged, fuzz
 from tests.waiting import BOUND_SECONDS
 
@@ -97,6 +101,45 @@ def test_events_without_end_are_listened_to_for_a_bounded_time(
 
     with answering(directory, endless(), pause_seconds), pytest.raises((TimeoutError, qemu.QMPError)):
         ask(directory)
+
+
+@pytest.fixture(params=["link", "pipe"])
+def replace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], None]:
+    """Puts something else in a file's place, as the QEMU of an ordinary user can in its own directory."""
+    secret = tmp_path_factory.mktemp("home") / "secret"
+    secret.write_text(json.dumps({"event": "SHUTDOWN", "data": {"guest": True, "reason": "a secret"}}) + "\n")
+
+    def put(path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(secret) if request.param == "link" else os.mkfifo(path)
+
+    return put
+
+
+def test_what_it_puts_in_its_logs_place_is_neither_followed_nor_waited_for(
+    directory: Path, replace: Callable[[Path], None]
+) -> None:
+    for name in (machine_logs.SERIAL, shutdown.EVENTS, qemu.PIDFILE):
+        replace(directory / name)
+    with pytest.raises(OSError, match=r"plain file|symbolic links"):
+        read_end(directory / machine_logs.SERIAL, 1000)
+    assert "a secret" not in shutdown.reason(directory)[0]
+    assert qemu.live_pid(directory / qemu.PIDFILE) is None
+    with pytest.raises(OSError, match=r"process has ended|symbolic links"):
+        namespace_program.holder(str(directory / qemu.PIDFILE))
+
+
+def test_a_link_to_the_socket_of_another_machine_is_not_followed(directory: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    with answering(other, iter([GREETING])):
+        replaced = directory / qemu.CONTROL
+        replaced.parent.mkdir()
+        replaced.symlink_to(other.resolve() / qemu.CONTROL)
+        with pytest.raises(OSError, match=r"refused|symbolic links"):
+            ask(directory)
+        with pytest.raises((qemu.QMPError, OSError)):
+            ask(other)  # it listens
 
 
 def test_random_events_explain_no_end_or_give_a_short_reason() -> None:

@@ -21,7 +21,7 @@ from provisioner.base import unix_socket
 from provisioner.clouds.local.vm import bubblewrap, machine_logs, shutdown
 from provisioner.clouds.local.vm.confinement import GUEST_MAC
 from provisioner.clouds.local.vm.processes import User, is_alive, start_time
-from provisioner.store.files import holders
+from provisioner.store.files import holders, open_plain
 
 PRIVATE_MAC = "52:54:00:00:00:02"
 INTERNET_MAC = "52:54:00:00:00:03"
@@ -299,7 +299,7 @@ def _noted_pid(note: Path) -> int | None:
 
 def _lock_holder(pidfile: Path) -> int | None:
     try:
-        with pidfile.open("rb") as file:
+        with open_plain(pidfile) as file:
             # struct flock: type, whence, start, len, pid
             query = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             kind, _, _, _, pid = struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_GETLK, query)[:28])

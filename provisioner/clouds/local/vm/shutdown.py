@@ -13,6 +13,8 @@ import json
 import os
 from pathlib import Path
 
+from provisioner.store.files import open_plain
+
 # QEMU's chardev `pipe` opens PATH.in and PATH.out, which may be plain files (QEMU's documentation, -chardev pipe).
 ARGUMENTS = ("-chardev", "pipe,id=events,path=run/events", "-mon", "chardev=events,mode=control")
 COMMANDS, EVENTS = "run/events.in", "run/events.out"
@@ -63,7 +65,7 @@ def _read(path: Path) -> str:
 def reason(directory: Path) -> tuple[str, bool | None]:
     """Returns why a machine no longer runs, and whether that can be its own doing; None if the host cannot tell."""
     try:
-        with (directory / EVENTS).open("rb") as file:
+        with open_plain(directory / EVENTS) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - READ_BYTES))
             events = file.read(READ_BYTES)
     except OSError:
