@@ -150,7 +150,7 @@ class Endpoint(Record):
     port: int
     private_address: str | None = None
     jump: Role | None = None
-    pidfile: Literal["run/qemu.pid"] | None = None
+    pidfile: Literal["run/qemu.pid", "qemu.pid"] | None = None
     instance_id: str | None = None
     origin: str = Field(default="", max_length=500)
 

@@ -101,6 +101,8 @@ class Surface(Record):
                     yield f"{name} does not run in its own {what} namespace"
             if process and not process.no_new_privileges:
                 yield f"{name} does not run without new privileges"
+            if process and process.capabilities.strip("0"):
+                yield f"{name} does not run without capabilities"
         if self.qemu_process.seccomp < FILTERS_OF_QEMU:
             yield "QEMU does not run under two seccomp filters"
 

@@ -193,7 +193,7 @@ def openers(path: Path) -> list[int]:
 def _open_descriptors(path: Path) -> Iterator[tuple[int, str]]:
     """Yields each descriptor of a file with its process."""
     try:
-        status = path.stat()
+        status = path.lstat()  # of a link that a hostile program made, not of what it leads to
     except FileNotFoundError:
         return
     for process in Path("/proc").glob("[0-9]*"):

@@ -234,6 +234,7 @@ class LocalCloud(Cloud):
 
         Raises:
             CapacityError: the host's disk has no room for the machines.
+            HostError: the settings require KVM, which does not work here.
         """
         disks = {self._directory(environment, role): each.size.disk_gib for role, each in environment.machines.items()}
         with locked(self._home.locks / "disk"):
@@ -248,7 +249,10 @@ class LocalCloud(Cloud):
                 (told / name).write_text(value)
             write_atomically(directory / HOST_KEY, host_key.public)
             _write_ttl(directory, environment)
-            write_atomically(directory / ACCELERATOR, "kvm" if self._kvm_works(record.image) else "tcg")
+            has_kvm = self._kvm_works(record.image)
+            if not has_kvm:
+                self._refuse_emulation()  # again: KVM may never have been tried here before
+            write_atomically(directory / ACCELERATOR, "kvm" if has_kvm else "tcg")
             write_atomically(directory / egress.OPENED, "\n".join(self._settings.private_networks))
             write_atomically(directory / machine.PEERS, "\n".join(set(environment.machines) - {role}))
             # Hardly any machine will ever boot from a layer, so that a template of it would only cost time.

@@ -68,7 +68,7 @@ def problems() -> list[tuple[str, str]]:
         found.append(("No usable /dev/net/tun, through which machines are reached.", remedy))
     if not found and (why := bubblewrap.problem()):
         problem = f"QEMU and what else a machine may take over cannot be kept from this host's files: {why}"
-        found.append((problem, "Run it outside the container, or in one that may mount file systems."))
+        found.append((problem, "Run it outside the container, or in one that is --privileged."))
     return found
 
 

@@ -34,7 +34,7 @@ from provisioner.clouds.local.network import captures, egress
 from provisioner.clouds.local.network.egress import start_program
 from provisioner.clouds.local.vm import bubblewrap, confinement, credential_port, disk, machine_logs, qemu, shutdown
 from provisioner.clouds.local.vm.processes import own_user
-from provisioner.store.files import locked, openers, read_end
+from provisioner.store.files import locked, openers, read_end, remove_tree
 
 # QEMU opens its control socket in well under a second; on a busy host it may take longer.
 QMP_SECONDS = 60
@@ -102,7 +102,8 @@ def _start(directory: Path) -> None:
         if qemu.live_pid(Path(qemu.PIDFILE)) is None or not Path(ORIGIN).exists():
             _end_all(Path())  # a start that was cut short may have left a machine that does not run
             Path(ORIGIN).unlink(missing_ok=True)
-            Path(qemu.RUN).mkdir(mode=0o700, exist_ok=True)
+            remove_tree(Path(qemu.RUN))  # with what an earlier QEMU may have left there
+            Path(qemu.RUN).mkdir(mode=0o700)
             # What the controller does not say: its own key as root's, and the machine's id.
             (credentials / "authorized_keys.root").write_text(settings["public_key"].strip() + "\n")
             (credentials / "machine_id").write_text(uuid.uuid4().hex + "\n")
@@ -234,7 +235,7 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
         if launch.frozen and not Path(credential_port.CREDENTIALS).is_dir():
             raise MachineError("it was destroyed while it started")
         launch = replace(launch, disk_fds=layer, management_fd=card.fileno())
-        process = _start_qemu(launch, lower, log, (inherited.fileno(), *layer, *files))
+        process, pid = _start_qemu(launch, lower, log, (inherited.fileno(), *layer, *files))
     if internet:
         internet.close()
     if launch.user:
@@ -242,7 +243,8 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
     try:
         qemu.wait_for_qmp(lambda: process.poll() is None, time.monotonic() + QMP_SECONDS).__exit__()
     except qemu.QMPError as error:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
         said = read_end(Path("qemu.log"), 2000).decode(errors="replace")
         raise MachineError(f"QEMU did not start: {said}") from error
     if launch.user:
@@ -250,18 +252,20 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
     return watchdog
 
 
-def _start_qemu(launch: qemu.Launch, lower: Path, log: IO[bytes], pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+def _start_qemu(
+    launch: qemu.Launch, lower: Path, log: IO[bytes], pass_fds: Sequence[int]
+) -> tuple[subprocess.Popen[bytes], int]:
     """Starts QEMU, enclosed, in a network namespace of its own, in which the machine's management card ends.
 
     Only users that may enter the namespace reach the machine. And if the machine takes QEMU over, QEMU has no network.
 
     Returns:
-        The process that waits for QEMU's end.
+        The process that waits for QEMU's end, and QEMU's pid.
     """
     card = launch.management_fd
     try:
         process, pid = bubblewrap.start(
-            qemu.enclosed(launch, Path(qemu.RUN), disk.chain(lower)), qemu.command(launch), (card, *pass_fds),
+            qemu.enclosed(launch, [Path(qemu.RUN)], disk.chain(lower)), qemu.command(launch), (card, *pass_fds),
             stdout=log, stderr=log, preexec_fn=partial(_prepare_to_become_qemu, card),
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
@@ -271,7 +275,7 @@ def _start_qemu(launch: qemu.Launch, lower: Path, log: IO[bytes], pass_fds: Sequ
             f"doctor` says what is missing. {said}"
         ) from error
     qemu.note_process(pid)
-    return process
+    return process, pid
 
 
 def _prepare_to_become_qemu(card: int) -> None:

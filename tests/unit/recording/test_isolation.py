@@ -90,8 +90,9 @@ def test_what_machines_meet_is_among_the_sealed_facts_if_the_cloud_shows_it(tmp_
         ("PID namespace", {"namespaces": ("mnt",)}),
         ("seccomp", {"seccomp": 1}),
         ("privileges", {"no_new_privileges": False}),
+        ("capabilities", {"capabilities": "00000000000000c0"}),
     ],
-    ids=["mount", "pid", "seccomp", "privileges"],
+    ids=["mount", "pid", "seccomp", "privileges", "capabilities"],
 )
 def test_each_way_in_which_qemu_is_not_enclosed_is_named(name: str, of_its_process: dict[str, Any]) -> None:
     open_to = SURFACE.model_copy(update={"qemu_process": ENCLOSED.model_copy(update=of_its_process)})

@@ -66,6 +66,8 @@ def running(
     """
     launch = adapted(launch)
     shutdown.prepare(directory)
+    own = [directory / qemu.RUN, directory / MEMORY]
+    own[1].touch(mode=0o600)
     ours, theirs = socket.socketpair()
     with (
         ours, theirs, disk.opened(directory / layer) as disk_fds, (directory / "qemu.log").open("ab") as log,
@@ -77,7 +79,7 @@ def running(
         process = subprocess.Popen(
             [
                 *_ENDS_WITH_PARENT, *_WITHOUT_NETWORK, str(card.fileno()), "timeout", "--signal=KILL", f"{seconds:g}",
-                *qemu.enclosed(launch, directory, disk.chain(directory / layer), "--die-with-parent", *refused),
+                *qemu.enclosed(launch, own, disk.chain(directory / layer), "--die-with-parent", *refused),
                 *qemu.command(launch), *arguments,
             ],
             cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log,

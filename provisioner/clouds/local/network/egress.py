@@ -17,6 +17,7 @@ import json
 import mmap
 import os
 import re
+import shutil
 import socket
 import struct
 import subprocess
@@ -357,7 +358,9 @@ def start(theirs: socket.socket, allowed: list[dict[str, Any]] | None, private: 
 def enclosed() -> list[str]:
     """Returns the prefix that gives the egress proxy, and passt with it, a file system without any file of a user's."""
     return bubblewrap.command(
-        sys.executable, readable=bubblewrap.PYTHON, capabilities=bubblewrap.BECOMES_ANOTHER_USER,
+        sys.executable, readable=[*bubblewrap.PYTHON, *([Path(passt)] if (passt := shutil.which("passt")) else [])],
+        # Until it becomes another user, root reads what only the owner of the Python may.
+        capabilities=(*bubblewrap.BECOMES_ANOTHER_USER, "CAP_DAC_READ_SEARCH"),
         options=[*bubblewrap.PROCESSES, "--dir", "/tmp"],  # noqa: S108 - where passt makes its own root
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from provisioner.base import child_environment
 PROGRAM = "bwrap"
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/alternatives", "/etc/ld.so.cache")
 _NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
-# In Python's directories lies what it imports, and nothing of a user's.
+# What Python runs and imports.
 PYTHON = tuple(Path(path) for path in (sys.base_prefix, sys.prefix, Path(__file__).parents[3]))
 # A table of its own processes.
 PROCESSES = ("--proc", "/proc")
@@ -43,7 +43,7 @@ def command(
     """Returns the prefix of a command that encloses a program. It keeps its working directory.
 
     Args:
-        program: its name. Where it is no system's own, it is seen, but nothing beside it.
+        program: its name. If it is not below /usr, it is seen, but nothing beside it.
         readable, writable: files and directories of this host that the program sees, in their places.
         devices: of this host, such as "kvm".
         capabilities: what root keeps.
@@ -57,12 +57,13 @@ def command(
     seen_too = [path for path in (Path(shutil.which(program) or program), *readable) if not _is_systems(path)]
     places = [
         *(("--ro-bind-try", Path(name)) for name in _SYSTEM),
-        *(("--ro-bind", seen) for path in seen_too for seen in (path.absolute(), path.resolve())),
+        *(("--ro-bind", path.resolve()) for path in seen_too),
+        *(("--ro-bind", path.absolute()) for path in seen_too if not str(path.absolute()).startswith(_SYSTEM)),
         *(("--dev-bind", Path("/dev", name)) for name in ("null", *devices)),
         *(("--bind", path.resolve()) for path in writable),
     ]
     for kind, place in dict.fromkeys(places):
-        for above in reversed(place.parents):  # which whom root becomes passes, too
+        for above in reversed(place.parents):  # open to the user that root becomes
             argv += ["--perms", "0755", "--dir", str(above)]
         argv += [kind, str(place), str(place)]
     return [*argv, *options, "--remount-ro", "/", "--"]
@@ -99,7 +100,7 @@ def start(
         options: of subprocess.Popen.
 
     Raises:
-        OSError: bubblewrap is not installed, or cannot enclose it; it has said why.
+        OSError: bubblewrap is not installed, or makes no namespaces. What it cannot enclose later ends at once.
         subprocess.SubprocessError: what is to happen in its process before did not work.
     """
     reading, writing = os.pipe()

@@ -15,6 +15,7 @@ import os
 import stat
 import struct
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from provisioner.base import child_environment
 from provisioner.base.errors import CapacityError
+from provisioner.base.printable import last_lines, printable
 from provisioner.clouds.local.vm import bubblewrap, qemu
 from provisioner.store.files import read_end, write_atomically
 
@@ -41,6 +43,7 @@ _MAGIC = b"QFI\xfb"
 _NAME_BYTES = 1023
 # An image, a layer of its build, and its base are fewer.
 _MOST_DISKS = 16
+SAID_BYTES = 500
 # Copying what lies between a machine's disk and its image, on a busy host.
 REBASE_SECONDS = 600.0
 # A slow disk, while other machines use it.
@@ -114,11 +117,12 @@ def _below(disk: Path) -> Path | None:
 
 
 def _qemu_img(layer: Path, lower: Iterable[Path], verb: str, *arguments: str) -> None:
-    """Runs qemu-img in a layer's directory, the only one that it may write. What it reads, machines have written."""
+    """Runs qemu-img on a layer, the only file that it may write. What it reads, machines have written."""
+    layer.touch(mode=0o600)
     readable = [each for disk in lower for each in chain(disk)]
     with bubblewrap.system_calls() as refused:
         options = ("--unshare-net", "--die-with-parent", *refused)
-        enclosed = bubblewrap.command(QEMU_IMG, readable=readable, writable=[layer.parent], options=options)
+        enclosed = bubblewrap.command(QEMU_IMG, readable=readable, writable=[layer], options=options)
         argv = (*enclosed, QEMU_IMG, verb, "-q", "-f", "qcow2", *arguments)
         _run(*argv, directory=layer.parent, pass_fds=[int(refused[1])])
 
@@ -126,11 +130,20 @@ def _qemu_img(layer: Path, lower: Iterable[Path], verb: str, *arguments: str) ->
 def _run(
     *argv: str, directory: Path | None = None, pass_fds: Iterable[int] = (), seconds: float = REBASE_SECONDS
 ) -> None:
-    subprocess.run(
-        argv,
-        check=True, stdin=subprocess.DEVNULL, env=child_environment.for_program(os.environ), timeout=seconds,
-        cwd=directory, pass_fds=tuple(pass_fds),
-    )  # fmt: skip
+    """Runs a program, away from the operator's terminal: what it says may be a machine's word.
+
+    Raises:
+        subprocess.SubprocessError: it failed, and said why, or did not end in time.
+    """
+    with tempfile.TemporaryFile() as said:
+        done = subprocess.run(
+            argv, check=False, stdin=subprocess.DEVNULL, stdout=said, stderr=said, timeout=seconds, cwd=directory,
+            start_new_session=True, pass_fds=tuple(pass_fds), env=child_environment.for_program(os.environ),
+        )  # fmt: skip
+        if done.returncode:
+            said.seek(max(0, said.seek(0, os.SEEK_END) - SAID_BYTES))
+            words = printable(said.read(SAID_BYTES).decode(errors="replace"))
+            raise subprocess.SubprocessError(f"a disk could not be written: {last_lines(words, SAID_BYTES)}")
 
 
 def copy(layer: Path, target: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from provisioner.base import unix_socket
+from provisioner.base.printable import encodable
 from provisioner.clouds.local.vm import bubblewrap, machine_logs, shutdown
 from provisioner.clouds.local.vm.confinement import GUEST_MAC
 from provisioner.clouds.local.vm.processes import User, is_alive, start_time
@@ -233,19 +234,19 @@ def command(launch: Launch) -> list[str]:
     return argv
 
 
-def enclosed(launch: Launch, directory: Path, disks: Iterable[Path], *options: str) -> list[str]:
+def enclosed(launch: Launch, own: Iterable[Path], disks: Iterable[Path], *options: str) -> list[str]:
     """Returns the prefix that gives QEMU a file system of its own.
 
     Args:
         launch: how the machine starts.
-        directory: what it may write by name.
+        own: what it may write by name.
         disks: those that its own is a layer over (disk.chain).
         options: of bubblewrap's.
     """
     return bubblewrap.command(
         PROGRAM,
         readable=[Path(launch.kernel), Path(launch.initrd), *disks],
-        writable=[directory, *({Path(own).parent for own, _ in launch.link} - {Path()})],
+        writable=[*own, *({Path(own).parent for own, _ in launch.link} - {Path()})],
         devices=["urandom", *(["kvm"] if launch.kvm else [])],
         capabilities=bubblewrap.BECOMES_ANOTHER_USER,
         options=[*bubblewrap.PROCESSES, *options],
@@ -407,7 +408,8 @@ class QMP:
             if "error" in answer:
                 problem = answer["error"]
                 words = problem.get("desc") if isinstance(problem, dict) else None
-                raise QMPError(f"{name}: {words[:MESSAGE_CHARACTERS] if isinstance(words, str) else 'refused'}")
+                said = encodable(words[:MESSAGE_CHARACTERS]) if isinstance(words, str) else "refused"
+                raise QMPError(f"{name}: {said}")
 
     def version(self) -> str:
         """Returns QEMU's version, such as 7.2.19.

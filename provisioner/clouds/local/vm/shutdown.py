@@ -13,6 +13,7 @@ import json
 import os
 from pathlib import Path
 
+from provisioner.base.printable import encodable
 from provisioner.store.files import open_plain
 
 # QEMU's chardev `pipe` opens PATH.in and PATH.out, which may be plain files (QEMU's documentation, -chardev pipe).
@@ -90,7 +91,8 @@ def explain(
         try:
             event = json.loads(line)
             if event.get("event") == "SHUTDOWN":
-                return f"QEMU says {str(event['data']['reason'])[:REASON_CHARACTERS]}", bool(event["data"]["guest"])
+                said = encodable(str(event["data"]["reason"])[:REASON_CHARACTERS])
+                return f"QEMU says {said}", bool(event["data"]["guest"])
         except (
             ValueError,
             LookupError,

@@ -65,7 +65,7 @@ def test_a_process_that_is_not_enclosed_differs_and_its_proxy_too(tmp_path: Path
         process.kill()
     assert found.qemu_process.namespaces == found.proxy_process.namespaces == ()
     assert found.passt
-    assert len(list(found.differences())) == 7
+    assert len(list(found.differences())) >= 7  # root has capabilities, too
 
 
 @pytest.mark.parametrize(
