@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -209,3 +210,32 @@ def test_a_disk_that_is_never_removed_keeps_no_other_machine(modest: Path, monke
     monkeypatch.setattr(disk, "LEAVING_SECONDS", 0.0)
     disk.evict(modest.parents[1] / "flooder" / "primary", lambda: False)
     assert disk.must_go(modest)
+
+
+def test_a_disk_that_cannot_be_written_is_one_short_line(tmp_path: Path) -> None:
+    lower = tmp_path / "lower.qcow2"
+    lower.write_text("no disk")
+    with pytest.raises(subprocess.SubprocessError, match=r"a disk could not be written: .*qcow2") as raised:
+        disk.create(tmp_path / "layer.qcow2", lower)
+    assert len(str(raised.value)) < 400
+    assert "bwrap" not in str(raised.value)
+
+
+def test_a_program_that_reads_a_disk_has_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could type into the operator's shell there (CVE-2017-5226)."""
+    program = tmp_path / "qemu-img"
+    program.write_text("#!/bin/sh\n[ -t 0 ] || [ -t 1 ] || [ -t 2 ] || true < /dev/tty || exit 0\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    ours, theirs = os.openpty()
+    try:
+        for number, kept in ((1, os.dup(1)), (2, os.dup(2))):
+            os.dup2(theirs, number)
+            try:
+                disk.create(tmp_path / "layer.qcow2", None, 1)
+            finally:
+                os.dup2(kept, number)
+                os.close(kept)
+    finally:
+        os.close(ours)
+        os.close(theirs)
