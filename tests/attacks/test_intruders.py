@@ -50,7 +50,7 @@ own = f"import sys; sys.path.insert(0, {sys.argv[1]!r})\\nfrom provisioner.cloud
 if place == "QEMU":
     link = qemu.link_sockets("primary", ["aux"])
     launch = qemu.Launch(1, 1, "../image/vmlinuz", "../image/initrd.img", False, link, None, None)
-    prefix, argv = qemu.enclosed(launch, [Path(qemu.RUN)], disk.chain(base)), [*python, text]
+    prefix, argv = qemu.enclosed(launch, [Path(qemu.RUN), Path(qemu.LINKS)], disk.chain(base)), [*python, text]
     prepare = confinement.leave_network
 elif place == "qemu-img":
     disk.create(Path("layer.qcow2"), base)

@@ -263,9 +263,10 @@ def _start_qemu(
         The process that waits for QEMU's end, and QEMU's pid.
     """
     card = launch.management_fd
+    own = [Path(qemu.RUN), *([Path(qemu.LINKS)] if launch.link else [])]
     try:
         process, pid = bubblewrap.start(
-            qemu.enclosed(launch, [Path(qemu.RUN)], disk.chain(lower)), qemu.command(launch), (card, *pass_fds),
+            qemu.enclosed(launch, own, disk.chain(lower)), qemu.command(launch), (card, *pass_fds),
             stdout=log, stderr=log, preexec_fn=partial(_prepare_to_become_qemu, card),
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:

@@ -43,7 +43,7 @@ def adapted(launch: qemu.Launch) -> qemu.Launch:
     Args:
         launch: how the machines start that will resume from it.
     """
-    link = (("link.sock", "nowhere.sock"),) if launch.link else ()
+    link = ((f"{qemu.RUN}/link.sock", f"{qemu.RUN}/nowhere.sock"),) if launch.link else ()
     return replace(launch, memory=MEMORY, frozen=False, link=link, capture=False)
 
 

@@ -246,7 +246,7 @@ def enclosed(launch: Launch, own: Iterable[Path], disks: Iterable[Path], *option
     return bubblewrap.command(
         PROGRAM,
         readable=[Path(launch.kernel), Path(launch.initrd), *disks],
-        writable=[*own, *({Path(own).parent for own, _ in launch.link} - {Path()})],
+        writable=own,
         devices=["urandom", *(["kvm"] if launch.kvm else [])],
         capabilities=bubblewrap.BECOMES_ANOTHER_USER,
         options=[*bubblewrap.PROCESSES, *options],
