@@ -54,11 +54,10 @@ def command(
         argv += ["--cap-drop", "ALL"]
         for capability in capabilities:
             argv += ["--cap-add", capability]
-    seen_too = [path for path in (Path(shutil.which(program) or program), *readable) if not _is_systems(path)]
+    named = [place for path in (Path(shutil.which(program) or program), *readable) for place in _places(path)]
     places = [
         *(("--ro-bind-try", Path(name)) for name in _SYSTEM),
-        *(("--ro-bind", path.resolve()) for path in seen_too),
-        *(("--ro-bind", path.absolute()) for path in seen_too if not str(path.absolute()).startswith(_SYSTEM)),
+        *(("--ro-bind", place) for place in named),
         *(("--dev-bind", Path("/dev", name)) for name in ("null", *devices)),
         *(("--bind", path.resolve()) for path in writable),
     ]
@@ -84,8 +83,10 @@ def system_calls() -> Iterator[tuple[str, str]]:
         yield "--seccomp", str(file.fileno())
 
 
-def _is_systems(path: Path) -> bool:
-    return any(path.resolve().is_relative_to(system) for system in _SYSTEM)
+def _places(path: Path) -> list[Path]:
+    """Returns where a file is, and by which name it is known; neither if it is seen there anyway."""
+    places = (path.resolve(), path.absolute())
+    return [place for place in places if not any(place.is_relative_to(system) for system in _SYSTEM)]
 
 
 def start(
