@@ -134,7 +134,7 @@ def known_holes(qemu: str, changelog: str) -> list[str]:
     version = re.search(r"(\d+)\.(\d+)\.(\d+)", qemu)
     branch, release = ((int(version[1]), int(version[2])), int(version[3])) if version else ((0, 0), 0)
     return [
-        f"{qemu.partition(' (')[0]} has the hole {cve} in {where}: update it."
+        f"{qemu.partition(' (')[0]} has the hole {cve} in {where}: install a newer one once there is one."
         for cve, (where, branches) in _HOLES.items()
         if cve not in changelog and release < branches.get(branch, 0)
     ]

@@ -71,19 +71,20 @@ def running(
     ours, theirs = socket.socketpair()
     with (
         ours, theirs, disk.opened(directory / layer) as disk_fds, (directory / "qemu.log").open("ab") as log,
-        confinement.place_for_card() as card, bubblewrap.system_calls() as refused,
+        confinement.place_for_card() as card, bubblewrap.system_calls() as filtered,
     ):  # fmt: skip
         launch = replace(launch, disk_fds=disk_fds, management_fd=card.fileno())
         if launch.internet_fd is not None:
             launch = replace(launch, internet_fd=theirs.fileno())
+        options = ("--die-with-parent", "--seccomp", str(filtered))
         process = subprocess.Popen(
             [
                 *_ENDS_WITH_PARENT, *_WITHOUT_NETWORK, str(card.fileno()), "timeout", "--signal=KILL", f"{seconds:g}",
-                *qemu.enclosed(launch, own, disk.chain(directory / layer), "--die-with-parent", *refused),
+                *qemu.enclosed(launch, own, disk.chain(directory / layer), *options),
                 *qemu.command(launch), *arguments,
             ],
             cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            pass_fds=[theirs.fileno(), card.fileno(), int(refused[1]), *disk_fds],
+            pass_fds=[theirs.fileno(), card.fileno(), filtered, *disk_fds],
             env=child_environment.for_python(os.environ),
         )  # fmt: skip
         try:

@@ -69,8 +69,8 @@ def command(
 
 
 @contextlib.contextmanager
-def system_calls() -> Iterator[tuple[str, str]]:
-    """Yields the option that refuses system calls, and the descriptor in it, which bubblewrap is to inherit."""
+def system_calls() -> Iterator[int]:
+    """Yields a filter of system calls: a descriptor that bubblewrap inherits, as its option --seccomp says."""
     steps = [
         *((_LOAD, 0, 0, _ARCHITECTURE), (_IS, 1, 0, _X86_64), (_RETURN, 0, 0, _END)),
         *((_LOAD, 0, 0, _NUMBER), (_IS_AT_LEAST, len(_DENIED) + 1, 0, _X32)),
@@ -80,7 +80,7 @@ def system_calls() -> Iterator[tuple[str, str]]:
     with os.fdopen(os.memfd_create("system calls"), "r+b") as file:
         file.write(b"".join(struct.pack("=HBBI", *step) for step in steps))
         file.seek(0)
-        yield "--seccomp", str(file.fileno())
+        yield file.fileno()
 
 
 def _places(path: Path) -> list[Path]:
@@ -105,12 +105,12 @@ def start(
         subprocess.SubprocessError: what is to happen in its process before did not work.
     """
     reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as told, system_calls() as refused:
+    with os.fdopen(reading, "rb") as told, system_calls() as filtered:
         try:
             name, *arguments = prefix
             process = subprocess.Popen(
-                [name, "--as-pid-1", "--info-fd", str(writing), *refused, *arguments, *argv],
-                pass_fds=(writing, int(refused[1]), *pass_fds),
+                [name, "--as-pid-1", "--info-fd", str(writing), "--seccomp", str(filtered), *arguments, *argv],
+                pass_fds=(writing, filtered, *pass_fds),
                 stdin=subprocess.DEVNULL, start_new_session=True,
                 env=child_environment.for_python(os.environ), **options,
             )  # fmt: skip

@@ -120,11 +120,11 @@ def _qemu_img(layer: Path, lower: Iterable[Path], verb: str, *arguments: str) ->
     """Runs qemu-img on a layer, the only file that it may write. What it reads, machines have written."""
     layer.touch(mode=0o600)
     readable = [each for disk in lower for each in chain(disk)]
-    with bubblewrap.system_calls() as refused:
-        options = ("--unshare-net", "--die-with-parent", *refused)
+    with bubblewrap.system_calls() as filtered:
+        options = ("--unshare-net", "--die-with-parent", "--seccomp", str(filtered))
         enclosed = bubblewrap.command(QEMU_IMG, readable=readable, writable=[layer], options=options)
         argv = (*enclosed, QEMU_IMG, verb, "-q", "-f", "qcow2", *arguments)
-        _run(*argv, directory=layer.parent, pass_fds=[int(refused[1])])
+        _run(*argv, directory=layer.parent, pass_fds=[filtered])
 
 
 def _run(
