@@ -77,7 +77,7 @@ class Settings(BaseModel):
     base_image: PrimaryDistribution = "debian-12"
     disk_overcommit: float = Field(default=8, ge=1, le=1000)
     private_networks: tuple[str, ...] = ()
-    require_kvm: bool = False
+    require_kvm: bool = Field(default=False, strict=True)
     templates: bool = True
     budget: StandingBudgets = StandingBudgets()
     time_limits: TimeLimits = TimeLimits()

@@ -47,7 +47,10 @@ class Resources(_Section):
     cpus: float | None = Field(None, description="vCPUs, rounded up to whole ones")
     memory_gb: float | None = Field(None, description="memory in GiB")
     storage_gb: float | None = Field(None, description="disk in GiB; at least 16 are given")
-    require_kvm: bool = Field(False, description="whether the local cloud refuses to emulate the machines")
+    require_kvm: bool = Field(
+        False,
+        description="whether the local cloud refuses to emulate the machines; builders follow the settings alone",
+    )
 
     @field_validator("cpus", "memory_gb", "storage_gb")
     @classmethod

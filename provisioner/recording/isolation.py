@@ -172,7 +172,8 @@ class Proof(Record):
         if not self.proven:
             return f"isolation NOT proven: {self.problem or next(self.contradictions(), 'no machine was asked')}"
         seen = f"{self.reached} reached as promised, nothing else" if self.reached else "nothing reached"
-        return f"isolation proven: {self.probes} probes, {seen}"
+        under = "".join(f", under {name}" for name in sorted({each.accelerator for each in self.surface.values()}))
+        return f"isolation proven: {self.probes} probes, {seen}{under}"
 
     def facts(self) -> dict[str, Any]:
         """Returns what is sealed of it with the facts of its environment."""

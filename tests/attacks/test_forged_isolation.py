@@ -46,7 +46,7 @@ def test_an_honest_proof_is_told(provisioner: CommandLine, published: Path) -> N
     assert done.code == 0
     assert "isolation proven: 1 probes, nothing reached" in done.stdout
     [checked] = provisioner("verify", str(published), "--json").json["checked"]
-    assert checked["isolation"] == "isolation proven: 1 probes, nothing reached"
+    assert checked["isolation"] == "isolation proven: 1 probes, nothing reached, under KVM"
 
 
 def test_an_honest_proof_of_an_earlier_version_is_told(provisioner: CommandLine, published: Path) -> None:

@@ -66,6 +66,9 @@ class LocalVariables(ModuleVariables):
     directory: Annotated[str, TerraformType("string")]
 
 
+_NO_KVM = "No machine starts under KVM here, and require_kvm refuses to emulate one."
+
+
 class LocalCloud(Cloud):
     """QEMU on this machine.
 
@@ -98,6 +101,9 @@ class LocalCloud(Cloud):
     def problems(self) -> list[tuple[str, str]]:
         """Lists what is missing to run machines here."""
         problems = host.problems()
+        if self._settings.require_kvm and host.expects_kvm(self._home.root / KVM_ANSWER) is False:
+            remedy = "docs/how-to/local.md says how to use KVM. Or take require_kvm out of the settings."
+            problems.append((_NO_KVM, remedy))
         count, text = self._room()
         if not count:
             problems.append((text, "Free some space: `provisioner image prune`, or `image prune --all`"))
@@ -138,7 +144,7 @@ class LocalCloud(Cloud):
         kernel = next((path for each in names if (path := each.with_name("vmlinuz")).exists()), None)
         if (host.kvm_works(kernel, answer) if kernel else host.expects_kvm(answer)) is False:
             raise HostError(
-                "No machine starts under KVM here, and require_kvm refuses to emulate one.",
+                _NO_KVM,
                 hint="`provisioner doctor` says what is missing.",
             )
 

@@ -85,7 +85,8 @@ def notes(kvm_answer: Path) -> list[str]:
             "sudo apt-get update; sudo apt-get install debian-archive-keyring"
         )
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        found.append(f"No usable /dev/kvm: {_EMULATED} Are you in the kvm group?")
+        what = "This user may not open" if Path("/dev/kvm").exists() else "There is no"
+        found.append(f"{what} /dev/kvm: {_EMULATED} docs/how-to/local.md says how to use KVM.")
     elif known_answer(kvm_answer) is False:
         found.append(f"/dev/kvm is there, but no kernel boots under it: {_EMULATED}")
     return [*found, *_own_holes()]

@@ -64,6 +64,16 @@ PLANNING: dict[str, Callable[[LocalCloud], object]] = {
 }
 
 
+@pytest.mark.parametrize("required", [True, False])
+def test_a_host_that_may_not_emulate_and_cannot_do_else_is_not_ready(
+    home: Home, monkeypatch: pytest.MonkeyPatch, required: bool
+) -> None:
+    monkeypatch.setattr(host, "problems", list)
+    monkeypatch.setattr(host, "expects_kvm", lambda _: False)
+    found = [problem for problem, _ in LocalCloud(home, Settings(require_kvm=required)).problems()]
+    assert any("require_kvm refuses to emulate" in problem for problem in found) == required
+
+
 @pytest.mark.parametrize("planning", PLANNING.values(), ids=PLANNING)
 def test_no_emulated_machine_is_planned_where_the_settings_require_kvm(
     home: Home, planning: Callable[[LocalCloud], object]
