@@ -31,7 +31,10 @@ from provisioner.store.home import Home
 SWITCHED_OFF = "Client.InstanceInitiatedShutdown"
 HARDEN_SECONDS = 180.0
 HOST_KEYS = re.compile(r"BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY KEYS", re.DOTALL)
-HOST_KEY = re.compile(r"^(ssh-ed25519) ([A-Za-z0-9+/=]+)", re.MULTILINE)
+# The base64 of a whole ed25519 key: its 51 bytes begin with the name of its type (RFC 8709).
+HOST_KEY = re.compile(r"^ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}(?=[ \n])", re.MULTILINE)
+# The kernel writes to the same console, also in the middle of a line.
+KERNEL_LINE = re.compile(r"\[ *\d+\.\d{6}\][^\n]*\n")
 CLOUD_INIT_DONE = "until [ -e /run/cloud-init/result.json ]; do sleep 0.2; done"
 LATER_BOOTS = Path(__file__).with_name("later_boots.sh")
 
@@ -59,9 +62,7 @@ class AwsMachines:
         """
         if not watch(self.account.api, environment.placement["region"]).may_read_console():
             return None
-        block = HOST_KEYS.search(self.console(environment, role).replace("\r", ""))
-        key = HOST_KEY.search(block[1]) if block else None
-        return f"{key[1]} {key[2]}" if key else None
+        return host_key_in(self.console(environment, role))
 
     def harden(self, environment: Environment, connections: Mapping[Role, Connection]) -> None:
         """Writes the hosts files, prepares later boots, and switches the metadata service off.
@@ -183,6 +184,17 @@ def _hosts(environment: Environment, role: Role) -> str:
     for destination in environment.allowed_destinations:
         lines += [f"{destination.cidr.split('/')[0]} {name}" for name in destination.host_names]
     return "\n".join(lines) + "\n"
+
+
+def host_key_in(console: str) -> str | None:
+    """Returns the host key that cloud-init printed, as `TYPE BASE64`; None if it is not there whole. Pure.
+
+    Args:
+        console: what EC2 keeps of the serial console, which the kernel writes to, too.
+    """
+    block = HOST_KEYS.search(KERNEL_LINE.sub("", console.replace("\r", "")))
+    key = HOST_KEY.search(block[1]) if block else None
+    return key[0] if key else None
 
 
 def user_data_path(home: Home, environment: Environment, role: Role) -> Path:
