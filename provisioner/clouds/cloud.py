@@ -382,6 +382,14 @@ class Cloud(ABC):
         """
         return None
 
+    def explain_network_failure(self, environment: Environment, error: TerraformError) -> None:
+        """Raises what a failure to create the shared network means, if the cloud knows. By default it does not.
+
+        Raises:
+            CapacityError: there is no room for it in this place.
+            HostError: the cloud refuses these credentials or this account.
+        """
+
     # Machines that are up
 
     @abstractmethod
@@ -466,6 +474,16 @@ class Cloud(ABC):
     @property
     def closed(self) -> tuple[str, ...]:
         """Addresses that machines with the internet must not reach. By default none is probed."""
+        return ()
+
+    is_silent: bool = False
+    """Whether packets that may not leave vanish without an answer: a refusal then came from outside."""
+
+    def ways_to_controllers(self, environment: Environment) -> tuple[str, ...]:
+        """Returns addresses to which routes lead for the sake of answers, and which a machine must not call itself.
+
+        By default there are none.
+        """
         return ()
 
     def isolation_differences(self, environment: Environment) -> list[str]:

@@ -95,11 +95,16 @@ def prove_isolation(
     words: dict[Role, str] = {role: secrets.token_hex(16) for role in environment.machines}
     try:
         gateways = list(session.cloud.gateways[environment.full_internet])
-        closed = session.cloud.closed if environment.full_internet else ()
+        cloud, online = session.cloud, environment.full_internet
+        closed = cloud.closed if online else ()
+        controllers = () if online else cloud.ways_to_controllers(environment)
         with Canary(words) as canary:
 
             def probe(role: Role, _: threading.Event) -> None:
-                asked = seen.asked[role] = questions(environment, role, words[role], canary.ports, gateways, closed)
+                asked = seen.asked[role] = questions(
+                    environment, role, words[role], canary.ports, gateways, closed, controllers,
+                    is_silent=cloud.is_silent,
+                )  # fmt: skip
                 seen.results[role] = probe_machine(connections[role], asked, program)
 
             on_all_machines(environment.machines, probe)

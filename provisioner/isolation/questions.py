@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -107,6 +107,9 @@ def questions(
     canary: CanaryPorts,
     gateways: list[str],
     closed: Iterable[str] = (),
+    controllers: Iterable[str] = (),
+    *,
+    is_silent: bool = False,
 ) -> Questions:
     """Returns what one machine is asked, by what its permission forbids and promises.
 
@@ -114,14 +117,23 @@ def questions(
         word: a secret word that no other machine was given.
         gateways: addresses at which a machine might reach the controller; the first leads to its management card.
         closed: addresses that it must not reach even with the internet.
+        controllers: public addresses that it must not call without the internet, though routes lead there.
+        is_silent: whether only what is outside would refuse a connection: a refusal then counts as reached.
     """
     others = (environment.endpoints[other] for other in environment.roles if other in environment.endpoints)
     peers = [end.private_address for end in others if end != environment.endpoints[role] and end.private_address]
     # All neighbours are behind one card.
     cards = () if environment.full_internet else (gateways[0], *peers[:1])
     private = [Probe(f"private network {address}", "tcp", (address, DISCARD)) for address in closed]
-    everyones = [*_fixed(environment, peers), *private, *_through(None, environment, word, canary, gateways)]
+    # At one of the ports that the network leaves open for answers.
+    calls = [Probe(f"controller {address}", "tcp", (address, canary.tcp)) for address in controllers]
+    everyones = [*_fixed(environment, peers), *private, *_through(None, environment, word, canary, gateways), *calls]
     roots = [probe for card in cards for probe in _through(card, environment, word, canary, gateways)]
+    roots += [
+        replace(call, name=f"{call.name} through the card to {card}", card=card) for card in cards for call in calls
+    ]
+    if is_silent:
+        everyones, roots = ([_strict(probe) for probe in probes] for probes in (everyones, roots))
     # An ordinary user may not send ICMP.
     agents = [probe for probe in everyones if probe.method != "ping"]
     by_user: dict[User, list[Probe]] = {"root": everyones + roots}
@@ -129,6 +141,11 @@ def questions(
         by_user["agent"] = agents
     unique = {user: tuple(dict.fromkeys(probes)) for user, probes in by_user.items()}
     return Questions(role, word, cards, unique)
+
+
+def _strict(probe: Probe) -> Probe:
+    """The same, but a refusal counts as reached."""
+    return replace(probe, method="answer") if probe.method == "tcp" and not probe.expected else probe
 
 
 def _fixed(environment: Environment, peers: Iterable[str]) -> Iterable[Probe]:

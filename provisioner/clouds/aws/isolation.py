@@ -217,6 +217,12 @@ class AwsIsolation:
 
     account: Account
     networks: Networks
+    is_silent = True  # security groups and network ACLs drop packets (Amazon VPC user guide)
+
+    def ways_to_controllers(self, environment: Environment) -> tuple[str, ...]:
+        """Returns the first address of each controller's network: the offline VPC has routes there."""
+        known = self.networks.controllers(environment.placement["region"]) | self.account.controllers
+        return tuple(str(next(iter(ipaddress.IPv4Network(cidr).hosts()))) for cidr in sorted(known))
 
     def isolation_differences(self, environment: Environment) -> list[str]:
         """Compares instances, security group, routes, network ACL and resolver with what the permission calls for.

@@ -123,6 +123,14 @@ def tcp6(device: str | None, address: str, port: int) -> Attempt:
     return "connected"
 
 
+def answer(device: str | None, address: str, port: int) -> Attempt:
+    """Connects, where only the target itself would refuse."""
+    try:
+        return (yield from tcp(device, address, port))
+    except ConnectionRefusedError:
+        return "refused"
+
+
 def allowed(device: str | None, address: str, port: int) -> Attempt:
     """Connects through a proxy, which may accept first and hang up when the destination refuses."""
     with Socket(socket.AF_INET, socket.SOCK_STREAM, device) as connection:
@@ -241,7 +249,7 @@ def tcp_by_name(device: str | None, *targets: tuple[str, int]) -> Attempt:
 
 
 REPEATED: dict[str, Callable[..., Attempt]] = {
-    method.__name__: method for method in (tcp, tcp6, metadata, udp, dns_tcp, ping, knock)
+    method.__name__: method for method in (tcp, tcp6, answer, metadata, udp, dns_tcp, ping, knock)
 }
 METHODS: dict[str, Callable[..., Attempt]] = {
     **REPEATED,

@@ -41,6 +41,8 @@ def test_it_answers_every_probe_once_in_order() -> None:
             ["by name", True, None, "tcp_by_name", ["nothing.invalid", 1], ["localhost", port]],
             ["knock", False, None, "knock", "127.0.0.1", port, "secret"],
             ["closed", True, None, "tcp", "127.0.0.1", 1],
+            ["refused", False, None, "answer", "127.0.0.1", 1],
+            ["answered", False, None, "answer", "127.0.0.1", port],
             ["unknown name", False, None, "resolve", "nothing.invalid"],
         )
     assert [(user, name, outcome) for user, name, outcome, _ in answers] == [
@@ -48,6 +50,8 @@ def test_it_answers_every_probe_once_in_order() -> None:
         ("root", "by name", "reached"),
         ("root", "knock", "reached"),
         ("root", "closed", "not reached"),
+        ("root", "refused", "reached"),
+        ("root", "answered", "reached"),
         ("root", "unknown name", "not reached"),
     ]
 

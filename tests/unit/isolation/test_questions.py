@@ -73,6 +73,21 @@ def test_offline_root_asks_each_card_and_the_agent_no_ping() -> None:
     assert agent == {name for name in root if "through the card" not in name and "ping" not in name}
 
 
+def test_controllers_are_called_and_a_refusal_counts_where_only_they_would_refuse() -> None:
+    running = environment(roles=("primary",), full_internet=False, endpoints={"primary": Endpoint(host="h", port=1)})
+    for is_silent, method in ((False, "tcp"), (True, "answer")):
+        given = questions(
+            running, "primary", "word", CanaryPorts(1234, 4321), ["10.0.2.2"], (), ["192.0.2.1"], is_silent=is_silent
+        )
+        root = {probe.name: probe for probe in given.probes["root"]}
+        for name in ("controller 192.0.2.1", "controller 192.0.2.1 through the card to 10.0.2.2"):
+            assert (root[name].method, root[name].arguments) == (method, ("192.0.2.1", 1234))
+            assert not root[name].expected
+        assert root["tcp 1.1.1.1:443"].method == root["s3 52.216.0.1 through the card to 10.0.2.2"].method == method
+        assert root["metadata 169.254.169.254"].method == "metadata"
+        assert "controller 192.0.2.1" in {probe.name for probe in given.probes["agent"]}
+
+
 @pytest.mark.parametrize("name", [*NEVER, *OFFLINE])
 def test_reaching_more_than_promised_names_the_probe(name: str) -> None:
     offline = asked()
