@@ -126,7 +126,13 @@ def root_files(session: Session, environments: list[Environment]) -> dict[str, s
 
 
 def create_shared_network(session: Session, environment: Environment) -> None:
-    """Creates the network that all environments of a place share, unless it exists. One controller at a time."""
+    """Creates the network that all environments of a place share, unless it exists. One controller at a time.
+
+    Raises:
+        CapacityError: there is no room for it in this place.
+        HostError: the cloud refuses these credentials or this account.
+        TerraformError: any other failure of Terraform.
+    """
     cloud = session.cloud
     if (network := cloud.shared_network(environment)) is None:
         return
@@ -145,7 +151,11 @@ def create_shared_network(session: Session, environment: Environment) -> None:
         stack.write(render_network(cloud.name, network.values) | network.root_files)
         if network.new:
             write_atomically(unfinished, "")
-        stack.apply(session.progress.note, cloud.parallelism, refresh=True)
+        try:
+            stack.apply(session.progress.note, cloud.parallelism, refresh=True)
+        except TerraformError as error:
+            cloud.explain_network_failure(environment, error)
+            raise
         unfinished.unlink(missing_ok=True)
 
 

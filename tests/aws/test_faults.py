@@ -16,6 +16,7 @@ from provisioner.base.errors import CapacityError, HostError, TerraformError
 from provisioner.base.models import Destination, Environment
 from provisioner.clouds.aws import cleanup, images
 from provisioner.clouds.aws.api import ENVIRONMENT_TAG, Api
+from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.clouds.aws.network import find_network
 from provisioner.environment import lifecycle
 from provisioner.family.loader import load_family
@@ -392,3 +393,29 @@ def test_a_region_without_quota_is_left_for_the_next(
     assert any("Trying another place" in note for note in account.progress.notes)
     assert session.environments.all() == []
     assert account.everything("us-east-2") == NOTHING
+
+
+def test_what_aws_refuses_while_the_network_is_made_says_what_to_do(api: FaultyApi, account: Account) -> None:
+    session = account.session(regions=("ap-south-1",))
+    api.inject(Fault("CreateVpc", "UnauthorizedOperation", status="403 Forbidden"))
+    with pytest.raises(HostError, match="UnauthorizedOperation") as caught:
+        create_shared_network(session, account.record(session, "ap-south-1"))
+    assert caught.value.exit_code == 3
+    assert "aws policy" in (caught.value.hint or "")
+
+
+def test_a_region_without_room_for_the_network_is_left_for_the_next(
+    api: FaultyApi, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(images.VENDORS, "debian-12", ("amazon", "amzn-ami-hvm-2017.09.1*"))
+    sold_in_the_second = account.session().cloud
+    assert isinstance(sold_in_the_second, AwsCloud)
+    full = api.inject(Fault("CreateInternetGateway", "InternetGatewayLimitExceeded", region="ap-southeast-2"))
+    reached = api.inject(Fault("RunInstances", "VcpuLimitExceeded", region=REGION))
+    session = account.session(regions=("ap-southeast-2", REGION))
+    vars(session.cloud)["catalogue"] = sold_in_the_second.catalogue
+    with pytest.raises(CapacityError, match="vCPUs"):
+        lifecycle.up(session, load_family(ROOT / "tests" / "contract" / "families" / "echo"), "main")
+    assert full.hits
+    assert len(reached.hits) == 1
+    assert any("internet gateways" in note and "Trying another place" in note for note in account.progress.notes)

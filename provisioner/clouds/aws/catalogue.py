@@ -20,6 +20,7 @@ from provisioner.base.errors import ProvisionerError, UsageError
 from provisioner.base.models import Architecture, Record
 from provisioner.clouds.aws.api import Api, asking
 from provisioner.clouds.aws.instance_types import Catalogue, InstanceType
+from provisioner.clouds.aws.vcpu_quota import family
 from provisioner.costs.prices import Price, Usd
 from provisioner.store.files import write_atomically
 
@@ -142,6 +143,8 @@ def _fetch_types(api: Api, region: str) -> tuple[InstanceType, ...]:
         {"Name": "supported-virtualization-type", "Values": ["hvm"]},
         # Only Nitro machines show their console, and on it their host key, at once.
         {"Name": "hypervisor", "Values": ["nitro"]},
+        # Not those that are sold for reserved hours alone.
+        {"Name": "supported-usage-class", "Values": ["on-demand"]},
     ]
     with asking("Listing instance types"):
         pages = api.client("ec2", region).get_paginator("describe_instance_types").paginate(Filters=filters)
@@ -149,7 +152,10 @@ def _fetch_types(api: Api, region: str) -> tuple[InstanceType, ...]:
 
 
 def parse_types(rows: Iterable[dict[str, Any]]) -> tuple[InstanceType, ...]:
-    """Reads instance types from the rows of DescribeInstanceTypes, without old ones and other CPUs or accelerators."""
+    """Reads instance types from the rows of DescribeInstanceTypes.
+
+    Without old ones, other CPUs and accelerators, and families that have quotas of their own (hpc, u).
+    """
     types = []
     for row in rows:
         architectures = [
@@ -159,7 +165,8 @@ def parse_types(rows: Iterable[dict[str, Any]]) -> tuple[InstanceType, ...]:
         others = {"FpgaInfo", "InferenceAcceleratorInfo", "NeuronInfo", "MediaAcceleratorInfo"} & row.keys()
         # EC2 calls G5 a previous generation, and it is the only one with A10G.
         is_outdated = not (row.get("CurrentGeneration", True) or gpus)
-        if not architectures or others or len(gpus) > 1 or is_outdated:
+        is_special = family(row["InstanceType"]) is None
+        if not architectures or others or len(gpus) > 1 or is_outdated or is_special:
             continue
         types.append(
             InstanceType(
@@ -169,6 +176,7 @@ def parse_types(rows: Iterable[dict[str, Any]]) -> tuple[InstanceType, ...]:
                 architecture=architectures[0],
                 gpu_model=str(gpus[0]["Name"]).lower() if gpus else None,
                 gpu_count=int(gpus[0]["Count"]) if gpus else 0,
+                has_spot="spot" in row.get("SupportedUsageClasses", ["spot"]),
             )
         )
     return tuple(types)

@@ -14,7 +14,6 @@ from provisioner.clouds.aws.isolation import AwsIsolation
 from provisioner.clouds.aws.machines import AwsMachines
 from provisioner.clouds.aws.network import Networks
 from provisioner.clouds.aws.placement import AwsPlacement
-from provisioner.clouds.aws.sizing import AwsSizing
 from provisioner.clouds.aws.stacks import AwsStacks, AwsVariables
 from provisioner.clouds.aws.vcpu_quota import MARKETS, STANDARD
 from provisioner.clouds.cloud import Cloud
@@ -22,7 +21,7 @@ from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
 
 
-class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsIsolation, AwsCleanUp, Cloud):
+class AwsCloud(AwsPlacement, AwsImages, AwsStacks, AwsMachines, AwsIsolation, AwsCleanUp, Cloud):
     """EC2 in one region, with other regions to fall back to.
 
     Args:

@@ -29,6 +29,7 @@ class InstanceType(Record):
 
     Args:
         gpu_model: AWS's name, in lower case; None without a GPU.
+        has_spot: whether it is sold on the spot market.
     """
 
     name: str
@@ -37,6 +38,7 @@ class InstanceType(Record):
     architecture: Architecture
     gpu_model: str | None = None
     gpu_count: int = 0
+    has_spot: bool = True
 
 
 class Need(Record):
@@ -69,6 +71,11 @@ class Catalogue(Record):
     def vcpus(self) -> dict[str, int]:
         """The number of vCPUs of each instance type."""
         return {instance_type.name: instance_type.vcpus for instance_type in self.types}
+
+    @property
+    def of_spot(self) -> Catalogue:
+        """The same without the types that the spot market does not have."""
+        return self.model_copy(update={"types": tuple(one for one in self.types if one.has_spot)})
 
     @property
     def hourly_usd(self) -> dict[str, Decimal]:

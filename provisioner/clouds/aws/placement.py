@@ -10,9 +10,9 @@ from typing import Literal
 from provisioner.base.errors import CapacityError, HostError, InfrastructureError, Setting, TerraformError
 from provisioner.base.models import Environment, MachineSize
 from provisioner.clouds.aws import cleanup
-from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HINT, SESSION_ENDED
-from provisioner.clouds.aws.network import CONTROLLERS, Networks, allowlist_subnet
+from provisioner.clouds.aws.network import CONTROLLERS, allowlist_subnet
+from provisioner.clouds.aws.sizing import AwsSizing
 
 Level = Literal["zone", "type", "market", "region"]
 
@@ -37,6 +37,10 @@ SHORTAGES: dict[str, tuple[Level, str]] = {
     "VolumeLimitExceeded": ("region", "the account's quota of volumes is used up"),
     "MaxIOPSLimitExceeded": ("region", "the account's quota of volumes' operations a second is used up"),
     "InsufficientAddressCapacity": ("region", "EC2 has no public addresses left"),
+    # Of the region's network (Amazon VPC user guide, "Amazon VPC quotas"): it takes two VPCs of five.
+    "VpcLimitExceeded": ("region", "the account's quota of VPCs is used up"),
+    "InternetGatewayLimitExceeded": ("region", "the account's quota of internet gateways is used up"),
+    "RouteLimitExceeded": ("region", "the account's quota of routes in a route table is used up"),
 }
 
 
@@ -138,12 +142,9 @@ def next_place(
     return None
 
 
-class AwsPlacement:
+class AwsPlacement(AwsSizing):
     """Zones, instance types and markets of one region, tried one after the other."""
 
-    account: Account
-    networks: Networks
-    spot: bool
     assigned_subnets: set[str]
     """Subnets that this process has given to environments with an allowlist."""
     repeated: set[str]
@@ -188,6 +189,24 @@ class AwsPlacement:
         where = f"{_types(following, environment)} in {following['zone']} ({following['market']})"
         return f"{reason}; trying {where}", {**following, CONTROLLERS: current.get(CONTROLLERS, "")}
 
+    def explain_network_failure(self, environment: Environment, error: TerraformError) -> None:
+        """Raises what EC2's refusal of the region's network means, if that is known.
+
+        Raises:
+            CapacityError: the account's quotas in the region have no room for it.
+            HostError: AWS refuses these credentials or this account.
+            InfrastructureError: the session of the credentials ended, and there is a new one.
+        """
+        self._require_permitted(environment, error)
+        level, reason = shortage(error.said) or ("", "")
+        if level == "region":
+            raise CapacityError(
+                f"The network in {environment.placement['region']} could not be created: {reason}.",
+                hint="Allow another region, or ask AWS for a larger quota.",
+                settings=("region",),
+                details=error.details,
+            ) from error
+
     def _require_permitted(self, environment: Environment, error: TerraformError) -> None:
         """Makes sure that a failure was not a refusal, which no other place would change.
 
@@ -228,9 +247,11 @@ class AwsPlacement:
         region = environment.placement.get("region", self.account.region)
         zones = sorted(self.networks.zones(region))
         turn = int.from_bytes(sha256(environment.id.encode()).digest()[:2], "big") % len(zones)
-        # A spot instance cannot be stopped, and a builder must be.
-        spot = self.spot and environment.kind == "task"
         sizes = {str(role): machine.size for role, machine in environment.machines.items()}
+        without_spot = {one.name for one in self.catalogue.types if not one.has_spot} if self.spot else set()
+        # A spot instance cannot be stopped, and a builder must be.
+        is_for_spot = without_spot.isdisjoint(name for size in sizes.values() for name in size.types)
+        spot = self.spot and environment.kind == "task" and is_for_spot
         where = {
             "region": region,
             "account": self.account.identity.account,

@@ -60,12 +60,16 @@ class AwsSizing:
         return load_catalogue(account.api, account.region, kept, own)
 
     def choose(self, resources: Resources, aux: VMSpec | None) -> dict[Role, MachineSize]:
-        """Chooses the cheapest machines that fit.
+        """Chooses the cheapest machines that fit; with spot, the cheapest that the spot market has, if any fit.
 
         Raises:
             UnavailableError: EC2 sells none that fit, or none with a known price.
         """
-        sizes = choose_machines(resources, aux, self.catalogue)
+        sizes = None
+        if self.spot:
+            with contextlib.suppress(UnavailableError):
+                sizes = choose_machines(resources, aux, self.catalogue.of_spot)
+        sizes = sizes or choose_machines(resources, aux, self.catalogue)
         for group, need in self._needs(sizes).items():
             quotas = [self.quotas.quota(group, market) for market in self._markets]
             known = [quota for quota in quotas if quota is not None]

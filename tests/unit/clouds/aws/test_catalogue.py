@@ -78,6 +78,17 @@ def test_types_are_read_and_what_no_task_asks_for_is_left_out() -> None:
     assert (with_gpu.gpu_model, with_gpu.gpu_count) == ("t4", 1)
 
 
+def test_types_with_quotas_of_their_own_are_left_out_and_those_without_spot_are_known() -> None:
+    rows = [
+        row("hpc6a.48xlarge", ["x86_64"], SupportedUsageClasses=["on-demand"]),
+        row("u-6tb1.112xlarge", ["x86_64"]),
+        row("u7i-12tb.224xlarge", ["x86_64"]),
+        row("c6a.24xlarge", ["x86_64"], SupportedUsageClasses=["on-demand", "spot"]),
+        row("m6a.24xlarge", ["x86_64"], SupportedUsageClasses=["on-demand"]),
+    ]
+    assert [(one.name, one.has_spot) for one in parse_types(rows)] == [("c6a.24xlarge", True), ("m6a.24xlarge", False)]
+
+
 def test_the_snapshot_says_what_it_is_and_prices_every_type() -> None:
     assert set(snapshot().prices) == {"us-east-1", "us-east-2", "us-west-2"}
     found = shipped("us-east-1")

@@ -64,6 +64,9 @@ def test_what_has_to_change_changes(at: int, level: Level, then: str | None) -> 
         ("api error NetworkInterfaceLimitExceeded: The maximum number of interfaces is reached", "region"),
         ("api error InsufficientAddressCapacity: Not enough available addresses", "region"),
         ("api error InsufficientFreeAddressesInSubnet: There are not enough free addresses", "zone"),
+        ("api error VpcLimitExceeded: The maximum number of VPCs has been reached.", "region"),
+        ("api error InternetGatewayLimitExceeded: The maximum number has been reached.", "region"),
+        ("api error RouteLimitExceeded: The maximum number of routes has been reached.", "region"),
         ("api error UnsupportedOperation: no", None),
         # Terraform's own words: 1.9 does not know `use_lockfile`.
         ('Unsupported argument\nAn argument named "use_lockfile" is not expected here.', None),
