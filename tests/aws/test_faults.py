@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from provisioner.base.clock import now
-from provisioner.base.errors import CapacityError, HostError, TerraformError
+from provisioner.base.errors import CapacityError, HostError, TerraformError, UnavailableError
 from provisioner.base.models import Destination, Environment
 from provisioner.clouds.aws import cleanup, images
 from provisioner.clouds.aws.api import ENVIRONMENT_TAG, Api
@@ -20,12 +20,13 @@ from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.clouds.aws.network import find_network
 from provisioner.environment import lifecycle
 from provisioner.family.loader import load_family
+from provisioner.family.manifest import Resources
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.session import Session
 from provisioner.ssh.keys import ed25519_key_pair
 from tests.aws.account import AMI, NOTHING, REGION, Account, MakeEnvironment
-from tests.aws.moto_gaps import SpotRequest
+from tests.aws.moto_gaps import FREE_TYPES, SpotRequest
 from tests.aws.new_resources import KEY_PAIRS
 from tests.aws.proxy import Fault, FaultyApi, Request
 from tests.command_line import ROOT
@@ -278,8 +279,18 @@ def test_an_account_of_the_free_plan_is_told_what_to_do(
     api.modes.free_plan = True
     with pytest.raises(HostError, match=r"free plan, which does not include t3\.medium") as caught:
         create(session, environment(session, aux=False, types=("t3.medium",)))
+    assert "Try again" in (caught.value.hint or "")
     assert "paid plan" in (caught.value.hint or "")
     assert len([request for request in api.requests if request["Action"] == "RunInstances"]) == 1
+    # From now on, only what the plan includes is chosen.
+    again = account.session()
+    chosen = again.cloud.choose(Resources(), None)["primary"].types
+    assert set(chosen) <= set(FREE_TYPES)
+    assert any("free plan" in note for note in again.cloud.notes())
+    with pytest.raises(UnavailableError, match="free plan") as unavailable:
+        again.cloud.choose(Resources(memory_gb=64), None)
+    assert "paid plan" in (unavailable.value.hint or "")
+    destroy_machines(again, create(again, environment(again, aux=False, types=chosen)))
 
 
 def test_an_account_without_a_role_for_spot_is_told_what_to_do(

@@ -176,6 +176,7 @@ def parse_types(rows: Iterable[dict[str, Any]]) -> tuple[InstanceType, ...]:
                 architecture=architectures[0],
                 gpu_model=str(gpus[0]["Name"]).lower() if gpus else None,
                 gpu_count=int(gpus[0]["Count"]) if gpus else 0,
+                is_free=bool(row.get("FreeTierEligible")),
                 has_spot="spot" in row.get("SupportedUsageClasses", ["spot"]),
             )
         )

@@ -81,6 +81,7 @@ class AwsCloud(AwsPlacement, AwsImages, AwsStacks, AwsMachines, AwsIsolation, Aw
             return [
                 f"Account {self.account.identity.account}, region {self.region}; machines let in {controllers}.",
                 f"Prices: {sources}.",
+                *(["EC2 says that the account is on the free plan: only its types are chosen."] * self.is_on_free_plan),
                 *([f"Quota of vCPUs in {self.region}, standard instances: {'; '.join(known)}."] if known else []),
             ]
         except ProvisionerError as error:

@@ -30,6 +30,7 @@ class InstanceType(Record):
     Args:
         gpu_model: AWS's name, in lower case; None without a GPU.
         has_spot: whether it is sold on the spot market.
+        is_free: whether accounts of AWS's free plan may start it.
     """
 
     name: str
@@ -39,6 +40,7 @@ class InstanceType(Record):
     gpu_model: str | None = None
     gpu_count: int = 0
     has_spot: bool = True
+    is_free: bool = False
 
 
 class Need(Record):
@@ -76,6 +78,11 @@ class Catalogue(Record):
     def of_spot(self) -> Catalogue:
         """The same without the types that the spot market does not have."""
         return self.model_copy(update={"types": tuple(one for one in self.types if one.has_spot)})
+
+    @property
+    def of_free_plan(self) -> Catalogue:
+        """The same with the types of AWS's free plan alone."""
+        return self.model_copy(update={"types": tuple(one for one in self.types if one.is_free)})
 
     @property
     def hourly_usd(self) -> dict[str, Decimal]:

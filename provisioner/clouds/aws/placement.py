@@ -12,7 +12,7 @@ from provisioner.base.models import Environment, MachineSize
 from provisioner.clouds.aws import cleanup
 from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HINT, SESSION_ENDED
 from provisioner.clouds.aws.network import CONTROLLERS, allowlist_subnet
-from provisioner.clouds.aws.sizing import AwsSizing
+from provisioner.clouds.aws.sizing import UPGRADE_HINT, AwsSizing
 
 Level = Literal["zone", "type", "market", "region"]
 
@@ -210,6 +210,8 @@ class AwsPlacement(AwsSizing):
     def _require_permitted(self, environment: Environment, error: TerraformError) -> None:
         """Makes sure that a failure was not a refusal, which no other place would change.
 
+        Notes that an account is on the free plan.
+
         Raises:
             HostError: AWS refuses these credentials, or the account may not launch such machines.
             InfrastructureError: the session of the credentials ended, and there is a new one.
@@ -228,9 +230,11 @@ class AwsPlacement(AwsSizing):
                 raise HostError(f"{error.message} AWS said {code}.", hint=hint, details=error.details) from error
         if FREE_PLAN in error.said:
             types = _types(environment.placement, environment)
+            knew = self.is_on_free_plan
+            self.note_free_plan()
             raise HostError(
                 f"The AWS account is on the free plan, which does not include {types}.",
-                hint="Upgrade the account to the paid plan (AWS console, Billing and Cost Management), or use another.",
+                hint=UPGRADE_HINT if knew else f"Try again: now only types of that plan are chosen. Or: {UPGRADE_HINT}",
                 details=error.details,
             ) from error
         if ENDED_AT_LAUNCH in error.said:

@@ -10,6 +10,7 @@ from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 
+from provisioner.base.clock import now
 from provisioner.base.errors import ImageBuildError, ProvisionerError, UnavailableError
 from provisioner.base.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.clouds.aws import vcpu_quota
@@ -22,7 +23,11 @@ from provisioner.clouds.aws.vcpu_quota import Market, Quotas, Room
 from provisioner.clouds.cloud import Scarcity
 from provisioner.costs.prices import HOURS_PER_MONTH, CostLine, Price, hourly
 from provisioner.family.manifest import Resources
+from provisioner.store.files import write_atomically
 
+# How long the note counts. The free plan itself ends after six months (AWS Billing user guide, "Free Tier").
+FREE_PLAN_SECONDS = 7 * 24 * 3600.0
+UPGRADE_HINT = "Upgrade the account to the paid plan (AWS console, Billing and Cost Management), or use another."
 QUOTA_HINT = "Ask AWS for a larger quota (Service Quotas, Amazon EC2)."
 
 BURSTABLE = re.compile(r"t\d")
@@ -49,15 +54,33 @@ class AwsSizing:
 
     @cached_property
     def catalogue(self) -> Catalogue:
-        """What EC2 sells in the account's region, and for how much.
+        """What EC2 sells to the account in its region, and for how much.
 
         Raises:
             UsageError: the operator's price list is not valid.
         """
         account = self.account
         own = Path(account.settings.prices).expanduser() if account.settings.prices else None
-        kept = account.home.root / "market" / f"aws-{account.identity.account}-{account.region}.json"
-        return load_catalogue(account.api, account.region, kept, own)
+        market, number = account.home.root / "market", account.identity.account
+        found = load_catalogue(account.api, account.region, market / f"aws-{number}-{account.region}.json", own)
+        return found.of_free_plan if self.is_on_free_plan else found
+
+    @property
+    def _free_plan(self) -> Path:
+        """The file that notes that EC2 has refused a type because of the account's plan."""
+        return self.account.home.root / "market" / f"aws-{self.account.identity.account}-free-plan"
+
+    @property
+    def is_on_free_plan(self) -> bool:
+        """Whether the account was on the free plan within the last days: an upgrade shows by itself."""
+        with contextlib.suppress(OSError):
+            return abs(now().timestamp() - self._free_plan.stat().st_mtime) < FREE_PLAN_SECONDS
+        return False
+
+    def note_free_plan(self) -> None:
+        """Notes that the account is on the free plan: the next commands choose what that includes."""
+        self._free_plan.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(self._free_plan, "")
 
     def choose(self, resources: Resources, aux: VMSpec | None) -> dict[Role, MachineSize]:
         """Chooses the cheapest machines that fit; with spot, the cheapest that the spot market has, if any fit.
@@ -69,7 +92,13 @@ class AwsSizing:
         if self.spot:
             with contextlib.suppress(UnavailableError):
                 sizes = choose_machines(resources, aux, self.catalogue.of_spot)
-        sizes = sizes or choose_machines(resources, aux, self.catalogue)
+        try:
+            sizes = sizes or choose_machines(resources, aux, self.catalogue)
+        except UnavailableError as error:
+            if not self.is_on_free_plan:
+                raise
+            said = f"The AWS account is on the free plan. {error.message}"
+            raise UnavailableError(said, hint=f"{UPGRADE_HINT} {error.hint}", settings=error.settings) from error
         for group, need in self._needs(sizes).items():
             quotas = [self.quotas.quota(group, market) for market in self._markets]
             known = [quota for quota in quotas if quota is not None]
