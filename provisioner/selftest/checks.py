@@ -95,7 +95,7 @@ def rights(session: Session, family: TaskFamily) -> str:
         if missing := session.cloud.missing_rights(environment):
             raise InfrastructureError(
                 f"The credentials lack {len(missing)} rights.",
-                hint="`provisioner aws policy` prints the policy with all of them.",
+                hint="`provisioner aws policy launch` and `... manage` print the policies with all of them.",
                 details="\n".join(missing),
             )
     return "nothing is refused"

@@ -1,24 +1,26 @@
 """Attacks by a user who has the daily credentials of a provisioner, and nothing else, on the rest of the account.
 
-The policy that `provisioner aws policy` prints must deny each of them. Calls are written as they go over the wire, and
-judged as the calls of the tests in tests/aws are, all of which it must allow.
+The policies that `provisioner aws policy` prints must deny each of them. Calls are written as they go over the wire,
+and judged as the calls of the tests in tests/aws are, all of which they must allow.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from provisioner.clouds.aws import rights, setup
 from tests.aws.rights.calls import Call
 from tests.aws.rights.evaluator import Request, allowed
+from tests.aws.rights.judge import daily
 from tests.aws.rights.requests import ACCOUNT, requests
 
-# IAM, "IAM and AWS STS quotas": a managed policy holds 6,144 characters, white space not counted.
-POLICY_CHARACTERS = 6144
-DAILY = rights.policy("s3://bucket/prefix")
+DAILY = daily("s3://bucket/prefix")
+# Room in each policy for what comes.
+ROOM_CHARACTERS = 500
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/provisioner-scheduler"
 OTHER_ROLE = f"arn:aws:iam::{ACCOUNT}:role/administrator"
 OUR_TAGS = {"provisioner:owner": "me", "provisioner:environment": "e-1"}
@@ -274,5 +276,23 @@ def test_the_administrators_rights_reach_one_role() -> None:
 
 
 def test_the_policies_fit_into_managed_policies() -> None:
-    for document in (rights.policy("s3://" + "b" * 63 + "/" + "p" * 60), setup.policy()):
-        assert len(json.dumps(document, separators=(",", ":"))) <= POLICY_CHARACTERS
+    state, types = "s3://" + "b" * 63 + "/" + "p" * 60, ["t3*", "m7i*", "c7i*", "r7i*", "g6e.12xlarge"]
+    regions = ["us-east-1", "us-west-2", "eu-central-1", "ap-southeast-2"]
+    for document in (
+        rights.policy("launch", state, regions, types), rights.policy("manage", state), setup.policy(),
+    ):  # fmt: skip
+        assert len(json.dumps(document, separators=(",", ":"))) <= rights.POLICY_CHARACTERS - ROOM_CHARACTERS
+
+
+def test_limits_of_regions_and_types_hold_for_whatever_launches() -> None:
+    limited = rights.policy("launch", "", ["us-east-1"], ["t3*", "m7i.large"])
+    for name in ("t3.micro", "t3a.large", "m7i.large"):
+        assert denied(launch(InstanceType=name), limited) == []
+    for name in ("p5.48xlarge", "m7i.xlarge", "at3.micro"):
+        assert denied(launch(InstanceType=name), limited)
+    assert denied(launch(), limited)
+    for call in (launch(InstanceType="t3.micro"), PERMITTED["subnet"], ec2("CreateVpc", **tagged("vpc"))):
+        assert denied(replace(call, region="eu-west-1"), limited)
+    assert denied(ec2("CreateVpc", **tagged("vpc")), limited) == []
+    # What there is can still be removed everywhere.
+    assert denied(replace(ec2("TerminateInstances", InstanceId__1="i-1"), region="eu-west-1")) == []

@@ -54,7 +54,7 @@ SHOWN_SECONDS = 5.0
 # EC2's, and those of the other services (EC2 API reference, "Error codes"; AWS SDKs and Tools, "Retry behavior").
 THROTTLED = ("RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException")
 BUCKET_REGION = "x-amz-bucket-region"
-RIGHTS_HINT = "`provisioner aws policy` prints the IAM policy with the rights that are needed."
+RIGHTS_HINT = "`provisioner aws policy launch` and `... manage` print the IAM policies with the rights that are needed."
 # When EC2 asks for a request to be repeated later, boto3 repeats it this often, with growing pauses.
 CONFIG = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10, read_timeout=60)
 

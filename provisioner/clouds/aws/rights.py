@@ -7,13 +7,15 @@ dry runs, and neither do EventBridge Scheduler and S3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from botocore.exceptions import ClientError
 
+from provisioner.base.errors import UsageError
 from provisioner.clouds.aws import cleanup
 from provisioner.clouds.aws.api import (
     ENVIRONMENT_TAG,
@@ -29,18 +31,33 @@ from provisioner.clouds.aws.api import (
 from provisioner.clouds.aws.images import IMAGE_TAG
 
 POLICY = Path(__file__).with_name("policy.yaml")
+Part = Literal["launch", "manage"]
+# Of a managed policy, white space not counted (IAM user guide, "IAM and AWS STS quotas").
+POLICY_CHARACTERS = 6144
 
 
-def policy(state: str) -> dict[str, Any]:
-    """Returns the IAM policy with exactly the rights that provisioner needs from day to day.
+def policy(part: Part, state: str, regions: Collection[str] = (), types: Collection[str] = ()) -> dict[str, Any]:
+    """Returns one of the two IAM policies with exactly the rights that provisioner needs from day to day.
 
     They make no role and no user, and touch only what carries our tag from its creation on.
 
     Args:
+        part: what makes something new, or what manages what there is.
         state: `s3://bucket/prefix` of Terraform's state, or empty if it is local.
+        regions: where something may be made; empty for everywhere.
+        types: instance types that may be launched, also as patterns such as `t3*`; empty for all.
+
+    Raises:
+        UsageError: IAM does not take so long a policy.
     """
-    statements: list[dict[str, Any]] = yaml.safe_load(POLICY.read_text())
-    if state:
+    statements: list[dict[str, Any]] = yaml.safe_load(POLICY.read_text())[part]
+    for statement in statements if part == "launch" else ():
+        conditions = statement["Condition"] = statement.get("Condition", {})
+        if regions:
+            conditions["StringEquals"] = conditions.get("StringEquals", {}) | {"aws:RequestedRegion": list(regions)}
+        if types and statement["Sid"] == "LaunchPlain":
+            conditions["StringLike"] = {"ec2:InstanceType": list(types)}
+    if state and part == "manage":
         bucket, _, prefix = state.removeprefix("s3://").partition("/")
         objects = "/".join(part for part in (f"arn:aws:s3:::{bucket}", prefix.strip("/"), "*") if part)
         # Without a condition on the prefix: init lists workspaces below `env:/`, and S3 says that a state does not
@@ -51,7 +68,13 @@ def policy(state: str) -> dict[str, Any]:
         )
         actions = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject"]
         statements.append({"Sid": "State", "Effect": "Allow", "Action": actions, "Resource": objects})
-    return {"Version": "2012-10-17", "Statement": statements}
+    document = {"Version": "2012-10-17", "Statement": statements}
+    if (length := len(json.dumps(document, separators=(",", ":")))) > POLICY_CHARACTERS:
+        raise UsageError(
+            f"The policy would have {length} characters, and IAM takes {POLICY_CHARACTERS}.",
+            hint="Name fewer regions and types: a pattern such as m7i* is one.",
+        )
+    return document
 
 
 TAGS = [{"Key": OWNER_TAG, "Value": "dry-run"}, {"Key": ENVIRONMENT_TAG, "Value": "dry-run"}]

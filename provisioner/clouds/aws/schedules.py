@@ -40,7 +40,7 @@ def require_role(api: Api, account: str) -> None:
             raise HostError(
                 f"The account {account} is not set up: it has no role {ROLE}, so no schedule could end a machine at "
                 "its time limit.",
-                hint="Have an administrator run `provisioner aws setup` once; `provisioner aws policy --setup` prints "
+                hint="Have an administrator run `provisioner aws setup` once; `provisioner aws policy setup` prints "
                 "the rights for it.",
             ) from error
 

@@ -17,7 +17,7 @@ POLICY = "terminate-provisioner-instances"
 SPOT_SERVICE = "spot.amazonaws.com"
 SPOT_ROLE = f"arn:aws:iam::*:role/aws-service-role/{SPOT_SERVICE}/AWSServiceRoleForEC2Spot"
 VERSION = "2012-10-17"
-RIGHTS_HINT = "This takes an administrator: `provisioner aws policy --setup` prints the rights that are needed."
+RIGHTS_HINT = "This takes an administrator: `provisioner aws policy setup` prints the rights that are needed."
 
 
 def policy() -> dict[str, Any]:

@@ -24,6 +24,12 @@ _ANSWER = (
 )
 
 
+def daily(state: str) -> dict[str, Any]:
+    """Returns what a user may do who has both policies of daily work, as one."""
+    both = [policy("launch", state), policy("manage", state)]
+    return {**both[0], "Statement": [statement for document in both for statement in document["Statement"]]}
+
+
 class Judge:
     """Judges calls.
 
@@ -33,12 +39,12 @@ class Judge:
 
     def __init__(self) -> None:
         self.refused: list[str] = []
-        self._policy = policy(STATE)
+        self.keep_state_in(STATE)
         self._world = MotoWorld()
 
     def keep_state_in(self, state: str) -> None:
         """Judges from now on by the policy for another place of Terraform's state."""
-        self._policy = policy(state)
+        self._policy = daily(state)
 
     def refuses(self, environ: Mapping[str, Any], body: bytes) -> bool:
         """Returns whether the policy denies any of what IAM is asked about a call, and keeps what."""

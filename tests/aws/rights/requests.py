@@ -24,6 +24,7 @@ _ID = re.compile(r"([a-z]+)-[0-9a-z]+")
 # Condition keys of a launch, and the parameters that set them.
 _LAUNCH_KEYS = {
     "ec2:AssociatePublicIpAddress": r"NetworkInterface\.\d+\.AssociatePublicIpAddress",
+    "ec2:InstanceType": r"InstanceType",
     "ec2:InstanceProfile": r"IamInstanceProfile\.(Arn|Name)",
     "ec2:MetadataHttpTokens": r"MetadataOptions\.HttpTokens",
 }
@@ -140,7 +141,8 @@ def _cards(call: Call, world: World, keys: list[str]) -> Iterator[Request]:
 
 def _tagged(call: Call, kind: str, tags: Mapping[str, str]) -> Iterator[Request]:
     if tags:
-        with_action = {**_tag_context(tags), "ec2:CreateAction": (call.action,)}
+        region = {"aws:RequestedRegion": (call.region,)}
+        with_action = {**_tag_context(tags), **region, "ec2:CreateAction": (call.action,)}
         yield Request("ec2:CreateTags", _arn(call, kind, "*"), with_action)
 
 
@@ -180,7 +182,7 @@ def _context(
     keys: list[str], call: Call, tags: Mapping[str, str] | None = None, given: Mapping[str, str] | None = None
 ) -> dict[str, Values]:
     """The condition keys that a type of resource has in this action, with this call's values."""
-    context: dict[str, Values] = {}
+    context: dict[str, Values] = {"aws:RequestedRegion": (call.region,)}
     if "aws:ResourceTag" in keys:
         context |= {f"aws:ResourceTag/{key}": (value,) for key, value in (tags or {}).items()}
     given = _plain_tags(call) if given is None else given

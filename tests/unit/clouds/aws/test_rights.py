@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
+import pytest
+
+from provisioner.base.errors import UsageError
 from provisioner.clouds.aws.images import VENDORS
 from provisioner.clouds.aws.machines import cloud_config
-from provisioner.clouds.aws.rights import policy
+from provisioner.clouds.aws.rights import Part, policy
 from provisioner.clouds.aws.schedules import role_arn
 from tests.unit.conftest import CommandLine
 
-# IAM, "IAM and AWS STS quotas": a managed policy holds 6,144 characters, white space not counted.
-POLICY_CHARACTERS = 6144
+PARTS: tuple[Part, ...] = ("launch", "manage")
 
 
 def statements(state: str = "") -> dict[str, dict[str, object]]:
-    return {one["Sid"]: one for one in policy(state)["Statement"]}
+    return {one["Sid"]: one for part in PARTS for one in policy(part, state)["Statement"]}
 
 
-def test_the_policy_fits_into_a_managed_policy() -> None:
-    assert len(json.dumps(policy("s3://bucket/prefix"), separators=(",", ":"))) <= POLICY_CHARACTERS
+def test_a_policy_that_is_too_long_is_refused() -> None:
+    with pytest.raises(UsageError, match="IAM takes 6144"):
+        policy("launch", "", [f"eu-west-{number}" for number in range(30)])
 
 
 def test_what_changes_or_removes_needs_our_tag() -> None:
@@ -45,9 +48,23 @@ def test_state_in_s3_opens_its_prefix_alone() -> None:
 
 
 def test_the_command_prints_it(provisioner: CommandLine) -> None:
-    shown = provisioner("aws", "policy")
-    assert shown.code == 0
-    assert json.loads(shown.stdout)["Version"] == "2012-10-17"
+    for part in (*PARTS, "setup"):
+        shown = provisioner("aws", "policy", part)
+        assert shown.code == 0
+        assert json.loads(shown.stdout)["Version"] == "2012-10-17"
+    limited = provisioner("aws", "policy", "launch", "--region", "eu-west-1", "--type", "t3*").stdout
+    assert '"aws:RequestedRegion"' in limited
+    assert '"t3*"' in limited
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("all",), ("manage", "--region", "eu-west-1"), ("setup", "--type", "t3*"), ("launch", "--type", "T3 x"),
+     ("launch", "--region", "${file}")],
+    ids=" ".join,
+)  # fmt: skip
+def test_limits_that_limit_nothing_are_refused(provisioner: CommandLine, arguments: tuple[str, ...]) -> None:
+    assert provisioner("aws", "policy", *arguments).code == 2
 
 
 def test_places_of_aws_are_none_of_the_local_clouds(provisioner: CommandLine) -> None:

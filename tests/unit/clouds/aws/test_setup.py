@@ -65,6 +65,6 @@ def test_the_command_says_what_it_did(iam: Any, provisioner: CommandLine) -> Non
 
 
 def test_the_administrators_policy_is_another_one(provisioner: CommandLine) -> None:
-    shown = json.loads(provisioner("aws", "policy", "--setup").stdout)
+    shown = json.loads(provisioner("aws", "policy", "setup").stdout)
     assert shown == setup.policy()
     assert {"iam:CreateRole", "iam:PutRolePolicy"} <= set(shown["Statement"][0]["Action"])
