@@ -569,14 +569,18 @@ class Cloud(ABC):
         """
         return None
 
-    def end_machines(self, environments: Collection[Environment]) -> None:
+    def end_machines(self, environments: Collection[Environment]) -> set[str]:
         """Ends environments' machines, before Terraform removes what would end them at their ttl.
 
         Waits for nothing. By default it does nothing: what ends machines is no resource of Terraform's.
 
+        Returns:
+            the cloud's ids of machines that it does not bill any more, although they may take long to be gone.
+
         Raises:
             HostError, InfrastructureError: the cloud does not do it.
         """
+        return set()
 
     def captures(self, environment: Environment) -> list[Capture]:
         """Lists what was captured of the machines' cards. It goes with the machines. By default nothing."""

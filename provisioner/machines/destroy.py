@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 
 from provisioner.base.clock import now
 from provisioner.base.errors import InfrastructureError, ProvisionerError, StillThereError
@@ -58,13 +59,15 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
     without_terraform = len(environments) == 1 and environments[0].stack != environments[0].id and not stack.is_remote
     try:
         stack.await_idle(session.progress.note)
+        try:  # before Terraform removes what would end them at their time
+            ended = session.cloud.end_machines(environments)
+        except InfrastructureError as error:
+            session.progress.note(f"Ending the machines with all the rest: {error.message}")
+        else:
+            _settle_ended(session, environments, ended, ran)
         if without_terraform:
             session.cloud.remove(environments[0])
         else:
-            try:  # before Terraform removes what would end them at their time
-                session.cloud.end_machines(environments)
-            except InfrastructureError as error:
-                session.progress.note(f"Ending the machines by Terraform: {error.message}")
             stack.remove({environment.id for environment in environments}, session.progress.note)
     except SURVIVABLE as error:  # whatever it is, the cloud is asked and told to remove the rest
         failure = error
@@ -85,6 +88,19 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
     if problems:
         names = " ".join(each.id for each in gone if session.environments.directory(each.id).exists())
         raise InfrastructureError("; ".join(problems), hint=f"provisioner destroy {names} tries that again.")
+
+
+def _settle_ended(
+    session: Session, environments: Iterable[Environment], ended: set[str], ran: Mapping[str, bool | None]
+) -> None:
+    """Settles environments whose machines cost nothing any more: other launches need not wait until they are gone.
+
+    An environment without known machines waits: more of it may exist than the cloud shows.
+    """
+    for environment in environments:
+        if environment.instance_ids and ended.issuperset(environment.instance_ids):
+            with best_effort(session.progress, f"Settling {environment.id} early"):
+                claims.settle(session, environment, ran=ran[environment.id])
 
 
 def _conclude(session: Session, environment: Environment, *, ran: bool | None) -> str:

@@ -363,11 +363,13 @@ class Modes:
         free_plan: whether they are on the free plan.
         without_key: whether the key of every disk is closed to them.
         forgets_after_seconds: how long an ended instance is known.
+        lingers: whether instances that are told to end stay in `shutting-down`, as those with GPUs do for many minutes.
     """
 
     free_plan: bool = False
     without_key: bool = False
     forgets_after_seconds: float = 3600.0
+    lingers: bool = False
     _ended: list[tuple[float, Any]] = field(default_factory=list)
 
     def reset(self) -> None:
@@ -375,6 +377,13 @@ class Modes:
         usual = Modes()
         self.free_plan, self.without_key = usual.free_plan, usual.without_key
         self.forgets_after_seconds = usual.forgets_after_seconds
+        self.end_lingering()
+
+    def end_lingering(self) -> None:
+        """Lets the instances end that are shutting down."""
+        self.lingers = False
+        for _, instance in self._ended:
+            instance._state.name, instance._state.code = "terminated", 48
 
     def note_end(self, instance: Any) -> None:
         """Notes that an instance has ended."""
@@ -410,6 +419,7 @@ def _modes() -> None:
     - An instance whose disk's key these credentials may not use ends as soon as it has started (Amazon EC2 user guide,
       "Instance terminates immediately").
     - EC2 no longer knows an instance that ended an hour ago (EC2 API reference, "TerminateInstances").
+    - An instance may take long to end (EC2 user guide, "How instance termination works").
     """
 
     @replaces(EC2Backend, "run_instances")
@@ -427,4 +437,7 @@ def _modes() -> None:
     def terminate(original: Any, self: Any) -> Any:
         if self.state != "terminated":
             modes.note_end(self)
-        return original(self)
+        previous = original(self)
+        if modes.lingers:
+            self._state.name, self._state.code = "shutting-down", 32
+        return previous

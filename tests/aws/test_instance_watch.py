@@ -139,12 +139,31 @@ def test_an_environment_is_removed_although_aws_throttles(
     assert {instance["State"]["Name"] for instance in group} == {"terminated"}
 
 
-def launched(account: Account, session: Session) -> Environment:
+@pytest.mark.parametrize(("kind", "waits"), [("t3.small", False), ("g4dn.xlarge", True)])
+def test_a_machine_with_a_gpu_has_longer_to_end(
+    api: FaultyApi, account: Account, session: Session, monkeypatch: pytest.MonkeyPatch, kind: str, waits: bool
+) -> None:
+    monkeypatch.setattr(cleanup, "GONE_SECONDS", 2)
+    record = launched(account, session, kind)
+    api.new.reset()
+    api.modes.lingers = True
+    ending = threading.Timer(6, api.modes.end_lingering)
+    ending.start()
+    session.cloud.remove(record)
+    assert (state_of(account, record) == "terminated") == waits
+    ending.join()
+
+
+def launched(account: Account, session: Session, instance_type: str = "t3.small") -> Environment:
     """Launches an environment's only machine; EC2 does not show it for some seconds."""
     record = account.record(session, REGION)
     tags = [{"Key": "provisioner:environment", "Value": record.id}, {"Key": "provisioner:owner", "Value": "me"}]
     [instance] = account.client().run_instances(
-        ImageId=AMI, MinCount=1, MaxCount=1, TagSpecifications=[{"ResourceType": "instance", "Tags": tags}]
+        ImageId=AMI,
+        InstanceType=instance_type,
+        MinCount=1,
+        MaxCount=1,
+        TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
     )["Instances"]
     endpoint = Endpoint(host="h", port=22, instance_id=instance["InstanceId"])
     return record.model_copy(update={"endpoints": {"primary": endpoint}})

@@ -278,6 +278,8 @@ def test_a_machine_is_ended_before_the_schedule_that_would_end_it(
     actions = [request["Action"] for request in api.requests]
     [schedule] = [number for number, action in enumerate(actions) if action.startswith("DELETE /schedules/")]
     assert actions.index("TerminateInstances") < schedule
+    [request, *_] = [request for request in api.requests if request["Action"] == "TerminateInstances"]
+    assert request["SkipOsShutdown"] == "true"
 
 
 def test_credentials_of_another_account_prove_nothing_gone(account: Account, environment: MakeEnvironment) -> None:

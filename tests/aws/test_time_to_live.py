@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -21,6 +22,7 @@ from provisioner.session import Session
 from tests.aws.account import NOTHING, REGION, Account, MakeEnvironment, make_environment
 from tests.aws.proxy import Fault, FaultyApi
 from tests.command_line import ROOT, answer
+from tests.waiting import until
 
 
 def create(session: Session, environment: Environment) -> Environment:
@@ -51,7 +53,8 @@ def test_the_schedule_ends_machines_at_the_limit(account: Account, environment: 
     assert set(session.cloud.remaining(record)[-2:]) == {f"schedule {name}" for name in names.values()}
     for role, name in names.items():
         target = scheduler.get_schedule(GroupName="provisioner", Name=name)["Target"]
-        assert json.loads(target["Input"]) == {"InstanceIds": [record.endpoints[role].instance_id]}
+        ended = {"InstanceIds": [record.endpoints[role].instance_id], "SkipOsShutdown": True}
+        assert json.loads(target["Input"]) == ended
     schedule = scheduler.get_schedule(GroupName="provisioner", Name=names["aux"])
     assert schedule["ScheduleExpression"] == f"at({record.expires_at:%Y-%m-%dT%H:%M:%S})"
     assert schedule["ScheduleExpressionTimezone"] == "UTC"
@@ -136,6 +139,28 @@ def test_a_launch_reserves_the_worst_and_settles_the_actual(account: Account, en
     assert 0 < (settled.actual_micro_usd or 0) < held.reserved_micro_usd / 20
     assert settled.ended_at
     assert now() - settled.ended_at < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["alone", "shares a stack"])
+def test_a_run_costs_nothing_from_shutting_down_on(
+    api: FaultyApi, account: Account, environment: MakeEnvironment, shares: bool
+) -> None:
+    session = account.session()
+    record = create(session, environment(session, stack="shared-stack" if shares else None))
+    api.modes.lingers = True
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(destroy_machines, session, record)
+        try:
+            until(lambda: ending.done() or session.ledger.entries()[0].ended_at is not None)
+            assert not ending.done()
+            ec2 = account.client()
+            rows = ec2.describe_instances(InstanceIds=list(record.instance_ids))["Reservations"]
+            assert {row["State"]["Name"] for each in rows for row in each["Instances"]} == {"shutting-down"}
+            assert session.environments.find(record.id).status == "destroying"  # until it is gone
+        finally:
+            api.modes.end_lingering()
+        ending.result()
+    assert session.environments.all() == []
 
 
 def test_without_the_clouds_answer_nothing_is_destroyed(

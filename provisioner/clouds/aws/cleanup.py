@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,9 @@ from provisioner.clouds.aws.instance_watch import FILTER_VALUES, GONE, watch
 from provisioner.clouds.cloud import EnvironmentResources
 
 GONE_SECONDS = 300
+# Instances with accelerators, and bare metal, took up to 19 minutes (packer-plugin-amazon, issue 682).
+SLOW_GONE_SECONDS = 1800
+_SLOW_TYPE = re.compile(r"(p|g|gr|inf|trn|dl|vt|f)\d|.*\.metal")
 POLL_SECONDS = 2.0
 # "This does not mean that the instance has been or will be terminated" (see above).
 UNKNOWN_INSTANCE = "InvalidInstanceID.NotFound"
@@ -47,6 +51,8 @@ REFUSED_SECONDS = 30.0
 LAST_SECONDS = 60
 # EC2 returns at most 100 route tables at once, and refuses to be asked for more (EC2 API reference, "MaxResults").
 PAGE = 100
+# EC2 bills neither (EC2 user guide, "Amazon EC2 instance state changes").
+UNBILLED = (GONE, "shutting-down")
 # EC2 user guide, "Terminate": in batches, since one wrong id fails the whole request.
 TERMINATED_AT_ONCE = 100
 
@@ -137,7 +143,8 @@ def remove(
 ) -> None:
     """Terminates an environment's instances, waits for their end, then deletes the rest. Safe to repeat.
 
-    What cannot be deleted within five minutes stays, and `remaining` still lists it. A throttled answer is asked for
+    What cannot be deleted within five minutes stays, and `remaining` still lists it; half an hour if an instance has an
+    accelerator or is bare metal. A throttled answer is asked for
     again until then: many environments may end at once.
 
     Args:
@@ -148,7 +155,8 @@ def remove(
     Raises:
         HostError, InfrastructureError: AWS refuses; or a spot request could not be cancelled, and all else is gone.
     """
-    deadline = time.monotonic() + GONE_SECONDS
+    begun = time.monotonic()
+    deadline = begun + GONE_SECONDS
     look_until = time.monotonic() + (SHOWN_SECONDS if just_created else 0)
     trust_from = time.monotonic() + REFUSED_SECONDS
     ended: dict[str, Row] = {}
@@ -158,6 +166,8 @@ def remove(
         if look:
             known = _insisting(lambda: _all_instances(api, region, environment_id, recorded), deadline)
             new = [instance for instance in known if instance["InstanceId"] not in ended]
+            if any(_SLOW_TYPE.match(instance["InstanceType"]) for instance in new):
+                deadline = begun + SLOW_GONE_SECONDS
             uncancelled = _end(api, region, environment_id, new, deadline) or uncancelled
             ended |= {instance["InstanceId"]: instance for instance in new}
         rows = _insisting(lambda: list(_rows(api, region, tagged(ENVIRONMENT_TAG, environment_id))), deadline)
@@ -176,31 +186,41 @@ def remove(
         raise uncancelled
 
 
-def terminate(api: Api, region: str, environment_ids: Collection[str]) -> None:
+def terminate(api: Api, region: str, environment_ids: Collection[str]) -> set[str]:
     """Terminates environments' instances, and does not wait for their end.
+
+    Returns:
+        the ids of the instances that EC2 has confirmed to be shutting down or terminated.
 
     Raises:
         HostError, InfrastructureError: AWS refuses, or throttles for a minute.
     """
     deadline = time.monotonic() + LAST_SECONDS
-    names = sorted(environment_ids)
+    names, ended = sorted(environment_ids), set[str]()
     for first in range(0, len(names), FILTER_VALUES):
         some = names[first : first + FILTER_VALUES]
         known = _insisting(partial(_instances, api, region, tagged(ENVIRONMENT_TAG, *some)), deadline)
         _terminate_all(api, region, ", ".join(some), known, deadline)
+        ended.update(instance["InstanceId"] for instance in known)
+    return ended
 
 
 def _terminate_all(api: Api, region: str, whose: str, known: list[Row], deadline: float) -> None:
+    """Terminates instances without an orderly shutdown: no image is made of a disk whose builder still runs.
+
+    EC2 answers once all of them are shutting down (EC2 API reference, "TerminateInstances").
+    """
+
     def terminate_some(instance_ids: list[str]) -> None:
         with asking(f"Terminating the machines of {whose}"):
             try:
-                api.client("ec2", region).terminate_instances(InstanceIds=instance_ids)
+                api.client("ec2", region).terminate_instances(InstanceIds=instance_ids, SkipOsShutdown=True)
             except ClientError as error:
                 if code_of(error) == UNKNOWN_INSTANCE:  # although it has just described them to us
                     raise ThrottledError(f"EC2 does not know the machines of {whose} everywhere yet") from error
                 raise
 
-    alive = [instance["InstanceId"] for instance in known if _state(instance) not in (GONE, "shutting-down")]
+    alive = [instance["InstanceId"] for instance in known if _state(instance) not in UNBILLED]
     for first in range(0, len(alive), TERMINATED_AT_ONCE):
         _insisting(partial(terminate_some, alive[first : first + TERMINATED_AT_ONCE]), deadline)
 
@@ -420,14 +440,16 @@ class AwsCleanUp:
             raise StillThereError(f"{name} is not gone: {', '.join(left)}")
         return complete
 
-    def end_machines(self, environments: Collection[Environment]) -> None:
+    def end_machines(self, environments: Collection[Environment]) -> set[str]:
         """Terminates instances: Terraform deletes a schedule before the machine that it would end."""
         by_region: dict[str, list[str]] = {}
+        ended: set[str] = set()
         for environment in environments:
             if region := self._region(environment):
                 by_region.setdefault(region, []).append(environment.id)
         for region, ids in by_region.items():
-            terminate(self.account.api, region, ids)
+            ended |= terminate(self.account.api, region, ids)
+        return ended
 
     def remaining(self, environment: Environment) -> list[str]:
         """Lists what EC2 still has with the environment's tag, or as a machine of its record."""

@@ -222,6 +222,11 @@ resource "aws_instance" "this" {
 
   tags = merge(local.tags, local.limit, { Name = "${var.environment_id}-${each.key}", "provisioner:role" = each.key })
 
+  # Machines with GPUs take long to end.
+  timeouts {
+    delete = "30m"
+  }
+
   lifecycle {
     # Not drift: the controller switches the service off after boot. Versions 5 and 6 of the provider write user data
     # into the state in different forms, and a change of it would stop the machine.
@@ -262,6 +267,6 @@ resource "aws_scheduler_schedule" "limit" {
   target {
     arn      = "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
     role_arn = var.scheduler_role_arn
-    input    = jsonencode({ InstanceIds = [aws_instance.this[each.key].id] })
+    input    = jsonencode({ InstanceIds = [aws_instance.this[each.key].id], SkipOsShutdown = true })
   }
 }

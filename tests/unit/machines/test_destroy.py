@@ -179,6 +179,9 @@ class CountingCloud:
     def remove(self, _: Environment) -> None:
         self.calls.append("remove")
 
+    def end_machines(self, _: object) -> set[str]:
+        return set()
+
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:

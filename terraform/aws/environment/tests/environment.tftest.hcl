@@ -69,7 +69,7 @@ run "offline" {
       schedule.schedule_expression_timezone == "UTC" &&
       schedule.target[0].arn == "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances" &&
       schedule.target[0].role_arn == var.scheduler_role_arn &&
-      jsondecode(schedule.target[0].input).InstanceIds == [aws_instance.this[role].id]
+      jsondecode(schedule.target[0].input) == { InstanceIds = [aws_instance.this[role].id], SkipOsShutdown = true }
     ])
     error_message = "Each machine has a schedule that ends it at the limit, and nothing else."
   }
