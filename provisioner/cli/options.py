@@ -159,7 +159,10 @@ def _launch(
         str | None, typer.Option("--ttl", metavar="TIME", help="Time to live, such as 30m. Default: 4h.")
     ] = None,
     budget: Annotated[
-        str | None, typer.Option("--budget", metavar="USD", help="Most that this command may cost.")
+        str | None,
+        typer.Option(
+            "--budget", metavar="USD", help="Most that this command's machines may cost; traffic is not counted."
+        ),
     ] = None,
 ) -> Launch:
     return Launch(ttl, budget)

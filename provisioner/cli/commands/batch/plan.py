@@ -72,7 +72,9 @@ def plan_result(
     if scarcity and capacity is not None and capacity < at_once:
         lines.append(too_many(at_once, capacity, scarcity))
     if suite.budget is not None:
-        lines.append(f"The budget of {suite.budget} USD is never exceeded: runs that do not fit wait, or are refused.")
+        lines.append(
+            f"Machines never cost more than the budget of {suite.budget} USD: runs that do not fit wait or are refused."
+        )
     needed: dict[str, dict[str, None]] = {}
     for task in tasks:
         needed.setdefault(task.family, {}).update(dict.fromkeys(task.forecast.needs if task.forecast else ()))
