@@ -223,6 +223,25 @@ class Ledger:
             ).fetchall()
         return [Entry.model_validate(dict(row)) for row in rows]
 
+    def mean_cost(self, cloud: str, family: str, task: str) -> tuple[int, int]:
+        """Returns how many runs of a task this ledger has settled, and what one of them cost on average.
+
+        Runs of which nothing was created, and which so cost nothing, do not count.
+
+        Returns:
+            the number, and millionths of a US dollar, rounded up; zeros if there are none.
+        """
+        if not self._exists():
+            return 0, 0
+        with self._connection() as connection:
+            row = connection.execute(
+                "SELECT count(*) AS runs, coalesce(sum(actual_micro_usd), 0) AS spent FROM entries "
+                "WHERE kind = 'task' AND cloud = :cloud AND family = :family AND task = :task AND actual_micro_usd > 0",
+                {"cloud": cloud, "family": family, "task": task},
+            ).fetchone()
+        runs = int(row["runs"])
+        return runs, -(-int(row["spent"]) // max(1, runs))
+
     def latest_ends(self, cloud: str) -> LatestEnds:
         """Returns the latest ends of unsettled launches, to within a second, as they are compared as texts."""
         if not self._exists():

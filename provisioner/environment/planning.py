@@ -20,7 +20,7 @@ from provisioner.base.models import (
 )
 from provisioner.clouds.registry import not_priced
 from provisioner.clouds.sizing import MINIMUM_DISK_GIB
-from provisioner.costs.prices import CostLine, cost, worst_hourly
+from provisioner.costs.prices import CostLine, cost, hourly, worst_hourly
 from provisioner.family.check import Checked
 from provisioner.family.env_file import check_required, required_of_env_file
 from provisioner.family.loader import TaskFamily
@@ -153,6 +153,9 @@ class Forecast(Record):
         lines: the parts that cost money by the hour; empty on a cloud that costs nothing.
         not_included: what it may cost besides, in words; empty if there is nothing.
         limit_seconds: its time to live.
+        earlier_runs: how many runs of the task the ledger has settled.
+        usual_micro_usd: what those cost on average, in millionths of a US dollar; without any, the cost until the end
+            of its time to live in the first place that is tried.
         worst_micro_usd: its worst-case cost until the end of its time to live, in millionths of a US dollar.
         builder_micro_usd: the worst-case cost of each image that is not built yet, in millionths of a US dollar.
     """
@@ -173,6 +176,8 @@ class Forecast(Record):
     lines: tuple[CostLine, ...]
     not_included: str = ""
     limit_seconds: float
+    earlier_runs: int
+    usual_micro_usd: int
     worst_micro_usd: int
     builder_micro_usd: int
 
@@ -205,6 +210,7 @@ def forecast(
         build.primary_base(session, family), max(MINIMUM_DISK_GIB, *(size.disk_gib for size in sizes.values()))
     )
     building = session.cloud.costs({"primary": builder}, has_way_out=True, spot=False)
+    earlier_runs, mean = session.ledger.mean_cost(session.cloud.name, family.name, task) if lines else (0, 0)
     has_aux_vm = bool(spec) if setup else checked.has_aux_vm
     may_have_aux_vm = has_aux_vm is None and bool(lines)
     aux_vm = "an aux VM: its size is known once the image is built" if may_have_aux_vm else ""
@@ -225,6 +231,8 @@ def forecast(
         lines=lines,
         not_included="; ".join(part for part in (aux_vm, not_priced(session.cloud.name)) if part),
         limit_seconds=session.ttl.total_seconds(),
+        earlier_runs=earlier_runs,
+        usual_micro_usd=mean if earlier_runs else cost(hourly(lines), session.ttl + TEARDOWN) if lines else 0,
         worst_micro_usd=_worst(lines, session.ttl),
         builder_micro_usd=_worst(building, session.builder_ttl),
     )

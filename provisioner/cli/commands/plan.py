@@ -36,6 +36,19 @@ def main(
     return Result(data, _plan_text(estimate, allowlist))
 
 
+def per_thousand(estimate: Forecast, ttl: str) -> str:
+    """Says what a thousand runs of the task cost, usually and at most.
+
+    Args:
+        ttl: the time to live, in words.
+    """
+    runs = estimate.earlier_runs
+    earlier = f"as this task's {runs} earlier run{'s' * (runs != 1)} cost"
+    why = earlier if runs else f"at the usual price if each lives for its ttl of {ttl}"
+    usual, worst = dollars(1000 * estimate.usual_micro_usd), dollars(1000 * estimate.worst_micro_usd)
+    return f"1,000 runs: about {usual}, {why}; at most {worst}."
+
+
 # Of a family whose image is not built yet: whether a task has an aux VM, as far as that is known.
 _AUX_VM = {
     False: "none in the module; certain once the image is built",
@@ -79,6 +92,7 @@ def _plan_text(estimate: Forecast, allowlist: str) -> str:
         "",
         f"Per hour {hourly(estimate.lines):.4f} USD. At most {worst}, if it lives for its whole time to live of {ttl}.",
     ]
+    lines.append(per_thousand(estimate, ttl))
     if estimate.image is None:
         builder = dollars(estimate.builder_micro_usd)
         lines.append(f"Each image to be built: at most {builder} (time to live {format_duration(BUILDER_TTL)}).")

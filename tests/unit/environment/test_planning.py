@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.base.clock import now
 from provisioner.base.errors import HostError, UnavailableError, UsageError
 from provisioner.base.models import MachineSize, Role, VMSpec
+from provisioner.cli.commands.plan import per_thousand
 from provisioner.clouds.local import sizing as local_sizing
+from provisioner.costs.ledger import Entry
 from provisioner.costs.prices import CostLine
 from provisioner.environment import lifecycle, planning
 from provisioner.environment.planning import forecast
@@ -146,6 +149,32 @@ def test_costs_cover_the_time_to_live_and_the_clean_up(session: Session, cloud: 
     assert (estimate.worst_micro_usd, estimate.builder_micro_usd) == (7_000_000, 13_000_000)
     assert estimate.limit_seconds == 3600
     assert [line.what for line in estimate.lines] == ["primary"]
+
+
+def test_a_run_usually_costs_what_the_tasks_earlier_runs_did(
+    session: Session, cloud: FakeCloud, tmp_path: Path
+) -> None:
+    cloud.usd = Decimal(3)
+    short = replace(session, ttl=timedelta(hours=1))
+    new = forecast(short, family(tmp_path), "main")
+    assert (new.earlier_runs, new.usual_micro_usd) == (0, 3_500_000)  # the first place's price, for the whole ttl
+    session.home.make()
+    for name, task, kind, micro_usd in [
+        ("a", "main", "task", 100_000), ("b", "main", "task", 300_001), ("c", "main", "task", 0),
+        ("d", "other", "task", 900_000), ("e", "main", "builder", 900_000),
+    ]:  # fmt: skip
+        moment = now()
+        entry = Entry(
+            environment=name, kind=kind, cloud="local", region="", family="fam", task=task, batch="", project="p",
+            command="c", launched_at=moment, expires_at=moment, reserved_micro_usd=10**6,
+        )  # fmt: skip
+        session.ledger.reserve(entry)
+        session.ledger.settle(name, moment, micro_usd)
+    again = forecast(short, family(tmp_path), "main")
+    assert (again.earlier_runs, again.usual_micro_usd) == (2, 200_001)
+    assert "1,000 runs: about 200.0010 USD, as this task's 2 earlier runs cost; at most 7000.0000 USD." in (
+        per_thousand(again, "1h")
+    )
 
 
 def test_costs_name_the_aux_vm_that_they_do_not_include(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def plan_result(
     complete = all(task.forecast for task in tasks)
     sized = all(task.forecast and task.forecast.has_aux_vm is not None for task in tasks)
     runs = sum(task.runs or 0 for task in tasks)
+    usual = sum((task.runs or 0) * task.forecast.usual_micro_usd for task in tasks if task.forecast)
     worst = sum((task.runs or 0) * task.forecast.worst_micro_usd for task in tasks if task.forecast)
     with_retries = worst * (1 + suite.retries)
     at_once = min(suite.concurrency, runs) if complete else suite.concurrency
@@ -59,6 +60,7 @@ def plan_result(
         "environments_at_once": at_once,
         "capacity": capacity,
         "memory_gib_at_once": memory_gib if complete else None,
+        "usual_usd": usual / MICRO if complete else None,
         "worst_usd": worst / MICRO if complete else None,
         "worst_with_retries_usd": with_retries / MICRO if complete else None,
         "builder_usd": builder / MICRO if complete else None,
@@ -69,6 +71,11 @@ def plan_result(
     rows = [_row(task)[: len(columns)] for task in tasks]
     lines = [table(columns, rows), "", " ".join(_summary(suite, runs, worst, complete, sized))]
     lines.append(_room(at_once, memory_gib, complete and not unbuilt))
+    if worst and runs:
+        lines.append(
+            f"1,000 runs of this mix: about {dollars(1000 * usual // runs)}, as earlier runs cost, or at the usual "
+            f"price until the ttl for tasks without any; at most {dollars(1000 * worst // runs)}."
+        )
     if scarcity and capacity is not None and capacity < at_once:
         lines.append(too_many(at_once, capacity, scarcity))
     if suite.budget is not None:

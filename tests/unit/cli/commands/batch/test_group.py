@@ -154,6 +154,7 @@ def test_a_plan_says_at_least_while_an_aux_vm_is_not_known(session: Session, clo
         estimate = forecast(session, family(tmp_path), "main", Checked("fam", has_aux_vm=has_aux_vm))
         task = TaskForecast(family="fam", task="main", runs=2, forecast=estimate)
         shown = plan_result(load_suite(SUITE), [task]).text
+        assert "1,000 runs of this mix: about" in shown
         assert (f" At least {estimate.worst_micro_usd * 2 // 10**6}." in shown, "Aux VMs of" in shown) == (least, least)
 
 
