@@ -12,6 +12,7 @@
 - A root volume is no smaller than its AMI's.
 - What CreateImage has made, and the stop before it, show only at the next question.
 - Some accounts are on the free plan, or may not use the key of their disks; and EC2 forgets ended instances.
+- VPC Block Public Access can be asked for.
 - ModifyInstanceAttribute without groups leaves the groups alone, where moto takes them all away.
 
 It also makes moto faster, which took too long with hundreds of environments. Unpatched, moto searches the tags of all
@@ -29,7 +30,7 @@ from functools import cache, wraps
 from typing import Any, ClassVar
 
 from moto.core import responses
-from moto.core.responses import BaseResponse
+from moto.core.responses import ActionResult, BaseResponse
 from moto.core.utils import camelcase_to_underscores
 from moto.ec2.exceptions import EC2ClientError, InvalidAMIIdError
 from moto.ec2.models import EC2Backend
@@ -38,6 +39,7 @@ from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.models.elastic_network_interfaces import NetworkInterface
 from moto.ec2.models.instance_types import INSTANCE_TYPES, InstanceTypeBackend
 from moto.ec2.models.instances import Instance, StateReason
+from moto.ec2.responses import EC2Response
 from moto.ec2.responses._base_response import EC2BaseResponse
 from moto.ec2.responses.amis import AmisResponse
 from moto.ec2.responses.instances import InstanceResponse
@@ -62,7 +64,7 @@ def close_gaps() -> None:
     """Patches moto; again makes no difference."""
     for gap in (
         _associations, _groups, _switching_off, _deleted_subnets, _own_tags, _spot_role, _spot_requests, _root_volumes,
-        _long_acls, _vcpus, _dry_runs, _new_images, _modes,
+        _long_acls, _vcpus, _dry_runs, _new_images, _modes, _public_access,
     ):  # fmt: skip
         gap()
     sold: Any = InstanceTypeBackend
@@ -362,12 +364,14 @@ class Modes:
     Args:
         free_plan: whether they are on the free plan.
         without_key: whether the key of every disk is closed to them.
+        public_access: the mode of VPC Block Public Access.
         forgets_after_seconds: how long an ended instance is known.
         lingers: whether instances that are told to end stay in `shutting-down`, as those with GPUs do for many minutes.
     """
 
     free_plan: bool = False
     without_key: bool = False
+    public_access: str = "off"
     forgets_after_seconds: float = 3600.0
     lingers: bool = False
     _ended: list[tuple[float, Any]] = field(default_factory=list)
@@ -376,7 +380,7 @@ class Modes:
         """Lets the accounts behave as usual."""
         usual = Modes()
         self.free_plan, self.without_key = usual.free_plan, usual.without_key
-        self.forgets_after_seconds = usual.forgets_after_seconds
+        self.forgets_after_seconds, self.public_access = usual.forgets_after_seconds, usual.public_access
         self.end_lingering()
 
     def end_lingering(self) -> None:
@@ -441,3 +445,12 @@ def _modes() -> None:
         if modes.lingers:
             self._state.name, self._state.code = "shutting-down", 32
         return previous
+
+
+def _public_access() -> None:
+    def describe(self: Any) -> ActionResult:
+        options = {"State": "default-state", "InternetGatewayBlockMode": modes.public_access, "ManagedBy": "account"}
+        return ActionResult({"VpcBlockPublicAccessOptions": options})
+
+    ec2: Any = EC2Response
+    ec2.describe_vpc_block_public_access_options = describe

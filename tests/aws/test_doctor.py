@@ -55,6 +55,29 @@ def test_a_missing_right_is_named_with_the_policy(api: FaultyApi, account: Accou
     assert "aws policy" in problem["remedy"]
 
 
+def test_a_policy_of_the_organization_is_named_as_the_cause(api: FaultyApi, account: Account, tmp_path: Path) -> None:
+    words = "not authorized to perform: ec2:CreateInternetGateway with an explicit deny in a service control policy"
+    api.inject(Fault("CreateInternetGateway", "UnauthorizedOperation", status="403 Forbidden", message=words))
+    [problem] = doctor(tmp_path)[1]["problems"]
+    assert "ec2:CreateInternetGateway" in problem["problem"]
+    assert "service control policy of the account's organization" in problem["remedy"]
+
+
+@pytest.mark.parametrize("mode", ["block-ingress", "block-bidirectional"])
+def test_blocked_public_addresses_are_a_problem(api: FaultyApi, account: Account, tmp_path: Path, mode: str) -> None:
+    api.modes.public_access = mode
+    code, said = doctor(tmp_path)
+    [problem] = said["problems"]
+    assert code == 3
+    assert f"VPC Block Public Access is on in us-east-1 ({mode})" in problem["problem"]
+    assert "administrator" in problem["remedy"]
+    # So does a machine that does not answer.
+    record = account.record(account.session(), "us-east-1")
+    assert "VPC Block Public Access" in (account.session().cloud.unreachable_hint(record) or "")
+    api.inject(Fault("DescribeVpcBlockPublicAccessOptions", "UnauthorizedOperation", status="403 Forbidden"))
+    assert account.session().cloud.unreachable_hint(record) is None
+
+
 def test_an_account_that_cannot_use_ec2_is_not_ready(api: FaultyApi, account: Account, tmp_path: Path) -> None:
     api.inject(Fault("CreateVpc", "OptInRequired", message="You are not subscribed to this service."))
     code, said = doctor(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections import defaultdict
@@ -54,6 +55,7 @@ SHOWN_SECONDS = 5.0
 # EC2's, and those of the other services (EC2 API reference, "Error codes"; AWS SDKs and Tools, "Retry behavior").
 THROTTLED = ("RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException")
 BUCKET_REGION = "x-amz-bucket-region"
+ORGANIZATIONS = re.compile("(?:service|resource) control policy")
 RIGHTS_HINT = "`provisioner aws policy launch` and `... manage` print the IAM policies with the rights that are needed."
 # When EC2 asks for a request to be repeated later, boto3 repeats it this often, with growing pauses.
 CONFIG = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10, read_timeout=60)
@@ -113,12 +115,12 @@ class Api:
 
 
 @contextlib.contextmanager
-def asking(what: str, rights_hint: str = RIGHTS_HINT) -> Iterator[None]:
+def asking(what: str, hint: str = RIGHTS_HINT) -> Iterator[None]:
     """Turns AWS's errors into ours while the block runs.
 
     Args:
         what: what the request does, as in "Listing instances".
-        rights_hint: what to do where the credentials lack a right.
+        hint: what to do where the credentials lack a right.
 
     Raises:
         HostError: there are no credentials, or they have ended, AWS does not accept them, or they lack a right; or a
@@ -138,7 +140,7 @@ def asking(what: str, rights_hint: str = RIGHTS_HINT) -> Iterator[None]:
         code = code_of(error)
         message = f"{what} failed: {code}: {beginning(str(error.response['Error'].get('Message', '')), 300)}"
         if code in REFUSED:
-            raise HostError(message, hint=rights_hint) from error
+            raise HostError(message, hint=rights_hint(message, hint)) from error
         if code in NO_LOGIN:
             raise HostError(message, hint=LOGIN_HINT) from error
         if code in THROTTLED:
@@ -147,6 +149,18 @@ def asking(what: str, rights_hint: str = RIGHTS_HINT) -> Iterator[None]:
     except (BotoCoreError, ResponseParserError) as error:  # the latter: a proxy or a broken server answered
         text = beginning(str(error).splitlines()[0], 300)
         raise InfrastructureError(f"{what} failed: {text}", hint="Can this machine reach AWS?") from error
+
+
+def rights_hint(said: str, hint: str = RIGHTS_HINT) -> str:
+    """Returns what to do where AWS refuses credentials, with the cause if that is a policy of the organization.
+
+    Args:
+        said: AWS's words (IAM user guide, "Troubleshoot access denied error messages").
+        hint: what to do otherwise.
+    """
+    if found := ORGANIZATIONS.search(said):
+        return f"A {found[0]} of the account's organization forbids it, which only its administrators can change."
+    return hint
 
 
 def code_of(error: ClientError) -> str:

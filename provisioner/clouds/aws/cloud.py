@@ -7,12 +7,12 @@ from provisioner.base.errors import ProvisionerError
 from provisioner.base.models import Environment
 from provisioner.clouds.aws import rights, schedules
 from provisioner.clouds.aws.account import LOCKFILE_TERRAFORM, Account
-from provisioner.clouds.aws.api import RIGHTS_HINT
+from provisioner.clouds.aws.api import rights_hint
 from provisioner.clouds.aws.cleanup import AwsCleanUp
 from provisioner.clouds.aws.images import AwsImages
 from provisioner.clouds.aws.isolation import AwsIsolation
 from provisioner.clouds.aws.machines import AwsMachines
-from provisioner.clouds.aws.network import Networks
+from provisioner.clouds.aws.network import BLOCKED_HINT, Networks, blocked_access
 from provisioner.clouds.aws.placement import AwsPlacement
 from provisioner.clouds.aws.stacks import AwsStacks, AwsVariables
 from provisioner.clouds.aws.vcpu_quota import MARKETS, STANDARD
@@ -64,7 +64,10 @@ class AwsCloud(AwsPlacement, AwsImages, AwsStacks, AwsMachines, AwsIsolation, Aw
         try:
             identity = self.account.identity
             if refused := rights.refused(self.account.api, self.region):
-                problems.append((f"{identity.arn} lacks rights: {', '.join(refused)}", RIGHTS_HINT))
+                hint = rights_hint(" ".join(refused.values()))
+                problems.append((f"{identity.arn} lacks rights: {', '.join(refused)}", hint))
+            if blocked := blocked_access(self.account.api, self.region):
+                problems.append((blocked, BLOCKED_HINT))
             schedules.require_role(self.account.api, identity.account)
         except ProvisionerError as error:
             problems.append((error.message, error.hint or ""))

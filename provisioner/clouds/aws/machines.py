@@ -137,7 +137,13 @@ class AwsMachines:
         return ""
 
     def unreachable_hint(self, environment: Environment) -> str | None:
-        """Names the addresses that are let in: SSH may leave this host by another than its requests to checkip."""
+        """Names a block of public addresses, or else the addresses that are let in.
+
+        SSH may leave this host by another address than its requests to checkip.
+        """
+        region = environment.placement.get("region", self.account.region)
+        if blocked := network.blocked_access(self.account.api, region):
+            return f"{blocked} {network.BLOCKED_HINT}"
         if self.account.settings.controller_cidrs:
             return None
         let_in = environment.placement.get(network.CONTROLLERS, "")

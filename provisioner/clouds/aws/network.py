@@ -55,6 +55,10 @@ REPLIES = {"From": 1024, "To": 65535}
 CONTROLLERS = "controllers"
 # What EC2 says of a rule or route that is there already.
 ALREADY_THERE = ("InvalidPermission.Duplicate", "RouteAlreadyExists")
+BLOCKED_HINT = (
+    "An administrator switches VPC Block Public Access off there, or excludes the VPCs with the tag "
+    f"{NETWORK_TAG} from it (VPC console, Settings). Or use another region."
+)
 Rows = list[dict[str, Any]]
 
 
@@ -291,6 +295,19 @@ def zones_of(api: Api, region: str) -> list[str]:
             f"{region} has fewer than two availability zones.", hint="Use another region.", settings=("region",)
         )
     return names
+
+
+def blocked_access(api: Api, region: str) -> str:
+    """Says that VPC Block Public Access keeps controllers from machines; empty if not, or if EC2 does not say."""
+    ec2 = api.client("ec2", region)
+    with contextlib.suppress(HostError, InfrastructureError), asking("Looking for VPC Block Public Access"):
+        mode = ec2.describe_vpc_block_public_access_options()["VpcBlockPublicAccessOptions"]["InternetGatewayBlockMode"]
+        subnets = ec2.describe_subnets(Filters=tagged(NETWORK_TAG, region))["Subnets"] if mode != "off" else []
+        # Each subnet tells its own: its VPC may be excluded.
+        own = {subnet.get("BlockPublicAccessStates", {}).get("InternetGatewayBlockMode", mode) for subnet in subnets}
+        if mode != "off" and own != {"off"}:
+            return f"VPC Block Public Access is on in {region} ({mode}): no machine can be reached from outside AWS."
+    return ""
 
 
 def allowlist_subnet(environment_id: str, taken: Collection[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 from provisioner.base.errors import CapacityError, HostError, InfrastructureError, Setting, TerraformError
 from provisioner.base.models import Environment, MachineSize
 from provisioner.clouds.aws import cleanup
-from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HINT, SESSION_ENDED
+from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, SESSION_ENDED, rights_hint
 from provisioner.clouds.aws.network import CONTROLLERS, allowlist_subnet
 from provisioner.clouds.aws.sizing import UPGRADE_HINT, AwsSizing
 
@@ -225,7 +225,7 @@ class AwsPlacement(AwsSizing):
         if problem := account_problem(error.said):
             what, hint, settings = problem
             raise HostError(f"{error.message} {what}", hint=hint, details=error.details, settings=settings) from error
-        for codes, hint in ((REFUSED, RIGHTS_HINT), (NO_LOGIN, LOGIN_HINT)):
+        for codes, hint in ((REFUSED, rights_hint(error.said)), (NO_LOGIN, LOGIN_HINT)):
             if code := _said(codes, error):
                 raise HostError(f"{error.message} AWS said {code}.", hint=hint, details=error.details) from error
         if FREE_PLAN in error.said:

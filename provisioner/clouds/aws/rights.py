@@ -87,8 +87,12 @@ Attempts = dict[str, dict[str, Any]]
 """The arguments of each call, by boto3's name; what follows a space tells two of one name apart."""
 
 
-def refused(api: Api, region: str) -> list[str]:
-    """Lists the actions that the credentials do not allow, of those that can be tried before anything exists."""
+def refused(api: Api, region: str) -> dict[str, str]:
+    """Returns the actions that the credentials do not allow, of those that can be tried before anything exists.
+
+    Returns:
+        the action -> EC2's words.
+    """
     ec2 = api.client("ec2", region)
     attempts: Attempts = {
         "describe_instances": {},
@@ -100,7 +104,8 @@ def refused(api: Api, region: str) -> list[str]:
             "KeyName": "provisioner-doctor", "PublicKeyMaterial": KEY, "TagSpecifications": _tags("key-pair"),
         },
     }  # fmt: skip
-    return [f"ec2:{ec2.meta.method_to_api_mapping[name]}" for name, _ in _refusals(ec2, attempts, tells_faults=True)]
+    found = _refusals(ec2, attempts, tells_faults=True)
+    return {f"ec2:{ec2.meta.method_to_api_mapping[name]}": words for name, words in found}
 
 
 def refused_on(api: Api, region: str, environment: str) -> list[str]:
