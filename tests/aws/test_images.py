@@ -14,6 +14,7 @@ from provisioner.base.errors import HostError, ImageBuildError, InfrastructureEr
 from provisioner.base.models import BaseImage, PrimaryDistribution
 from provisioner.clouds.aws import images
 from provisioner.clouds.aws.api import Api
+from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.clouds.sizing import CUDA_DISK_GIB, MINIMUM_DISK_GIB
 from provisioner.machines.create import create_machines
 from provisioner.machines.destroy import destroy_machines
@@ -193,8 +194,26 @@ def test_each_debian_starts_from_its_own_newest_ami(account: Account) -> None:
 
 def test_a_region_without_an_ami_of_debian_13_is_named(account: Account) -> None:
     session = account.session()
-    with pytest.raises(ImageBuildError, match=f"{REGION} has no AMI of debian-13 for x64"):
+    with pytest.raises(ImageBuildError, match=f"{REGION} has no AMI of debian-13 for x64") as caught:
         session.cloud.base_image(BaseImage(role="primary", distribution="debian-13"), session.progress)
+    assert "Allowed AMIs" in (caught.value.hint or "")
+    assert DEBIAN_OWNER in (caught.value.hint or "")
+
+
+def test_the_next_ubuntu_takes_the_place_of_one_that_is_gone(account: Account) -> None:
+    backend, base = ec2_backends[ACCOUNT][REGION], BaseImage(role="aux", distribution="ubuntu-20.04-cuda")
+    newer = CUDA_AMI.replace("20.04", "22.04").replace("2025", "2026")
+    amis = {name: add_vendor_image(backend, name, CUDA_ROOT_GIB) for name in (CUDA_AMI, newer)}
+
+    def chosen() -> str:
+        cloud = account.session().cloud  # a new one remembers no answer
+        assert isinstance(cloud, AwsCloud)
+        return images.vendor_ami(cloud.account, base).id
+
+    assert chosen() == amis[CUDA_AMI]
+    account.client().deregister_image(ImageId=amis[CUDA_AMI])
+    assert chosen() == amis[newer]
+    account.client().deregister_image(ImageId=amis[newer])
 
 
 def test_a_builder_that_never_stops_is_an_error(

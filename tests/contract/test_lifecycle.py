@@ -64,6 +64,9 @@ def _assert_booting_told_nothing_that_matters(session: Session, environment: Env
     assert told.pop("user-data") == machines.user_data_path(session.home, environment, "primary").read_text()
     controller = session.environments.key(environment.id, "controller").public
     assert {value.strip() for path, value in told.items() if "public-keys" in path} == {controller.strip()}
-    # The rest describes the machine. There are neither credentials nor tags.
+    # The rest describes the machine. There are no tags, and no credentials but those of AWS's role without rights.
+    path = "meta-data/identity-credentials/ec2/security-credentials/ec2-instance"
+    assert json.loads(told.pop(path))["Token"]
+    del told["meta-data/identity-credentials/ec2/info"]
     assert not [path for path in told if re.search("credential|iam|tags", path)]
     assert "PRIVATE" not in found.decode()

@@ -37,13 +37,18 @@ FAILED = ("error", "failed", "invalid")
 # DeleteSnapshot, of an AMI's that has just been deregistered.
 SNAPSHOT_IN_USE = "InvalidSnapshot.InUse"
 
-# distribution -> (owner, pattern of names).
+# distribution -> (owner, patterns of names, the best first).
 # https://wiki.debian.org/Cloud/AmazonEC2Image: Debian's account.
 # https://aws.amazon.com/releasenotes/aws-deep-learning-base-ami-gpu-ubuntu-20-04: Amazon's own, with CUDA and drivers.
-VENDORS: dict[Distribution, tuple[str, str]] = {
+# AWS builds it no longer, and removes it some day; that with 22.04 takes its place then.
+VENDORS: dict[Distribution, tuple[str, ...]] = {
     "debian-12": ("136693071363", "debian-12-{architecture}-*"),
     "debian-13": ("136693071363", "debian-13-{architecture}-*"),
-    "ubuntu-20.04-cuda": ("amazon", "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 20.04) *"),
+    "ubuntu-20.04-cuda": (
+        "amazon",
+        "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 20.04) *",
+        "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) *",
+    ),
 }
 # The API's names, and Debian's.
 ARCHITECTURES: dict[Architecture, tuple[str, str]] = {"x64": ("x86_64", "amd64"), "arm64": ("arm64", "arm64")}
@@ -95,23 +100,27 @@ def vendor_ami(account: Account, base: BaseImage) -> VendorAmi:
 
 
 def _newest(api: Api, region: str, base: BaseImage) -> VendorAmi:
-    owner, pattern = VENDORS[base.distribution]
+    owner, *patterns = VENDORS[base.distribution]
     for_api, for_debian = ARCHITECTURES[base.architecture]
+    named = [pattern.format(architecture=for_debian) for pattern in patterns]
     filters = [
-        {"Name": "name", "Values": [pattern.format(architecture=for_debian)]},
+        {"Name": "name", "Values": named},
         {"Name": "architecture", "Values": [for_api]},
         {"Name": "state", "Values": ["available"]},
     ]
     with asking(f"Looking for the AMI of {base.distribution}"):
         # Ubuntu 20.04 is out of support and its AMIs are deprecated, but they still start.
         answer = api.client("ec2", region).describe_images(Owners=[owner], Filters=filters, IncludeDeprecated=True)
-    if not answer["Images"]:
+    by_pattern = ([one for one in answer["Images"] if one["Name"].startswith(name.rstrip("*"))] for name in named)
+    found = next((images for images in by_pattern if images), [])
+    if not found:
         raise ImageBuildError(
             f"{region} has no AMI of {base.distribution} for {base.architecture}.",
-            hint="Use another region.",
+            hint=f"If the account has the setting Allowed AMIs, an administrator adds {owner} to it (EC2 console, "
+            "Settings, or the organization's declarative policy). Or use another region.",
             settings=("region",),
         )
-    newest = max(answer["Images"], key=lambda image: str(image["CreationDate"]))
+    newest = max(found, key=lambda image: str(image["CreationDate"]))
     devices = {device["DeviceName"]: device.get("Ebs", {}) for device in newest["BlockDeviceMappings"]}
     root = devices.get(newest.get("RootDeviceName"), {})
     return VendorAmi(id=newest["ImageId"], name=newest["Name"], root_gib=root.get("VolumeSize", 0))

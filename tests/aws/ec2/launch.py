@@ -101,6 +101,12 @@ def metadata_values(backend: Any, instance: Any) -> dict[str, bytes]:
         "privateIp": nic.private_ip_address,
         "region": backend.region_name,
     }
+    # Of the instance identity role, which every instance has without a profile (Amazon EC2 user guide, "Instance
+    # metadata categories").
+    credentials = {
+        "Code": "Success", "Type": "AWS-HMAC", "AccessKeyId": "ASIAIOSFODNN7EXAMPLE", "SecretAccessKey": "example",
+        "Token": "example",
+    }  # fmt: skip
     card = f"meta-data/network/interfaces/macs/{nic.mac_address}"
     values = {
         f"{card}/device-number": "0",
@@ -118,6 +124,8 @@ def metadata_values(backend: Any, instance: Any) -> dict[str, bytes]:
         "meta-data/block-device-mapping/ami": "/dev/xvda",
         "meta-data/block-device-mapping/root": "/dev/xvda",
         "meta-data/hostname": instance.private_dns_name,
+        "meta-data/identity-credentials/ec2/info": json.dumps({"Code": "Success", "AccountId": instance.owner_id}),
+        "meta-data/identity-credentials/ec2/security-credentials/ec2-instance": json.dumps(credentials),
         "meta-data/instance-id": instance.id,
         "meta-data/instance-type": instance.instance_type,
         "meta-data/local-hostname": instance.private_dns_name,
