@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+from moto.ec2.models.instance_types import InstanceTypeOfferingBackend
+
 from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.clouds.aws.instance_types import Catalogue
 from provisioner.family.manifest import Resources
@@ -39,3 +42,16 @@ def test_what_the_spot_market_lacks_starts_on_demand(account: Account, environme
     assert session.cloud.choose(Resources(), None)["primary"].types == ("t3.small",)
     assert session.cloud.place(record)["market"] == "on-demand"
     session.ledger.settle(record.id, record.created_at, 0)
+
+
+def test_a_machine_begins_in_a_zone_that_offers_its_type(
+    account: Account, environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = account.session()
+    zones = [zone["ZoneName"] for zone in account.client().describe_availability_zones()["AvailabilityZones"]]
+    rows = [{"InstanceType": "t3.small", "LocationType": "availability-zone", "Location": zones[-1]}]
+    monkeypatch.setattr(InstanceTypeOfferingBackend, "describe_instance_type_offerings", lambda *_, **__: rows)
+    for _ in range(4):  # zones take turns otherwise
+        record = environment(session, aux=False)
+        assert session.cloud.place(record)["zone"] == zones[-1]
+        session.ledger.settle(record.id, record.created_at, 0)

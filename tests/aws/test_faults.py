@@ -230,6 +230,19 @@ def test_an_environment_that_lost_an_answer_is_made_again(
     ]
 
 
+def test_a_fault_of_ec2s_own_is_asked_again(
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
+) -> None:
+    fault = api.inject(Fault("RunInstances", "InternalError", status="500 Error", times=3, done=True))
+    created = create(session, environment(session, aux=False))
+    assert len(fault.hits) == 3
+    assert any("an error of its own (InternalError)" in note for note in account.progress.notes)
+    answer = account.client().describe_instances(Filters=[{"Name": "instance-state-name", "Values": ["running"]}])
+    assert [i["InstanceId"] for r in answer["Reservations"] for i in r["Instances"]] == [
+        created.endpoints["primary"].instance_id
+    ]
+
+
 @pytest.mark.parametrize("killed_at", ["CreateVpc", "CreateRoute"])
 def test_a_network_whose_apply_was_killed_is_made_anew(api: FaultyApi, account: Account, killed_at: str) -> None:
     region = {"CreateVpc": "eu-central-1", "CreateRoute": "eu-west-3"}[killed_at]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
@@ -10,7 +11,7 @@ from typing import Literal
 from provisioner.base.errors import CapacityError, HostError, InfrastructureError, Setting, TerraformError
 from provisioner.base.models import Environment, MachineSize
 from provisioner.clouds.aws import cleanup
-from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, SESSION_ENDED, rights_hint
+from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, SESSION_ENDED, asking, rights_hint
 from provisioner.clouds.aws.network import CONTROLLERS, allowlist_subnet
 from provisioner.clouds.aws.sizing import UPGRADE_HINT, AwsSizing
 
@@ -50,6 +51,11 @@ REPETITIONS = (
     "InvalidPermission.Duplicate", "InvalidGroup.Duplicate", "InvalidKeyPair.Duplicate", "RouteAlreadyExists",
     "Resource.AlreadyAssociated", "ConflictException",
 )  # fmt: skip
+
+
+# Faults of AWS's own, after the provider's repetitions (EC2 API reference, "Error codes": server errors). What was
+# asked for may exist all the same: it is removed before anything is asked for again.
+FAULTS = ("InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable")
 
 
 # What EC2 says of an instance that it ended at its launch (Amazon EC2 user guide, "Instance terminates immediately").
@@ -93,25 +99,44 @@ def account_problem(said: str) -> tuple[str, str, tuple[Setting, ...]] | None:
     return next((explained for code, explained in ACCOUNT_PROBLEMS.items() if _is_said(code, said)), None)
 
 
+def mishap(said: str) -> str:
+    """Returns why what a failure left is removed and created again, once; empty for failures of other causes."""
+    if any(_is_said(code, said) for code in REPETITIONS):
+        return "AWS's answer was lost, and what it had created is in the way; creating it again"
+    fault = next((code for code in FAULTS if _is_said(code, said)), "")
+    return f"AWS had an error of its own ({fault}); creating it again" if fault else ""
+
+
 def is_subnet_taken(said: str) -> bool:
     """Whether a failure says that another user's subnet, unseen until then, has the same addresses."""
     return _is_said("InvalidSubnet.Conflict", said)
 
 
-def places(sizes: Mapping[str, MachineSize], zones: Sequence[str], *, spot: bool) -> list[dict[str, str]]:
+def places(
+    sizes: Mapping[str, MachineSize],
+    zones: Sequence[str],
+    *,
+    spot: bool,
+    offered: Mapping[str, Collection[str]] | None = None,
+) -> list[dict[str, str]]:
     """Lists all places for an environment, the best first.
 
     Args:
         sizes: the machines by role, each with its types.
         zones: availability zones that have a subnet, the best first.
         spot: whether spot comes before on-demand.
+        offered: the types that each zone offers. Zones that lack one come last: EC2 knows best.
     """
     places_in_order = []
     for market in ("spot", "on-demand") if spot else ("on-demand",):
         for rank in range(max(len(size.types) for size in sizes.values())):
             types = {role: size.types[min(rank, len(size.types) - 1)] for role, size in sizes.items()}
             places_in_order += [{"market": market, **types, "zone": zone} for zone in zones]
-    return places_in_order
+
+    def is_lacking(place: Mapping[str, str]) -> bool:
+        return offered is not None and not {place[role] for role in sizes} <= {*offered.get(place["zone"], ())}
+
+    return sorted(places_in_order, key=is_lacking)
 
 
 def shortage(said: str) -> tuple[Level, str] | None:
@@ -148,7 +173,7 @@ class AwsPlacement(AwsSizing):
     assigned_subnets: set[str]
     """Subnets that this process has given to environments with an allowlist."""
     repeated: set[str]
-    """Environments whose creation was repeated after AWS's answer was lost."""
+    """Environments whose creation was repeated after a mishap."""
 
     def place(self, environment: Environment) -> dict[str, str]:
         """Chooses the cheapest types in a zone; zones take turns from environment to environment."""
@@ -169,10 +194,10 @@ class AwsPlacement(AwsSizing):
             self.networks.forget(current["region"])
             subnet = self._free_subnet(environment, {*self.networks.get(current["region"]).taken, current["allowlist"]})
             return "another environment has taken its subnet; trying another", {**current, "allowlist": subnet}
-        if any(_is_said(code, error.said) for code in REPETITIONS) and environment.id not in self.repeated:
+        if (reason := mishap(error.said)) and environment.id not in self.repeated:
             self.repeated.add(environment.id)
             cleanup.remove(self.account.api, current["region"], environment.id, just_created=True)
-            return "AWS's answer was lost, and what it had created is in the way; creating it again", current
+            return reason, current
         lacking = shortage(error.said)
         if lacking is None:
             return None
@@ -265,7 +290,25 @@ class AwsPlacement(AwsSizing):
         if environment.allowed_destinations:  # its own subnet is chosen once and for all
             known = environment.placement.get("allowlist")
             where["allowlist"] = known or self._free_subnet(environment, self.networks.taken(region))
-        return [{**where, **place} for place in places(sizes, zones[turn:] + zones[:turn], spot=spot)]
+        offered = self._offered(region, frozenset(name for size in sizes.values() for name in size.types))
+        in_order = places(sizes, zones[turn:] + zones[:turn], spot=spot, offered=offered)
+        return [{**where, **place} for place in in_order]
+
+    def _offered(self, region: str, types: frozenset[str]) -> dict[str, set[str]] | None:
+        """Returns which of some types each zone of a region offers, as EC2 said just now; None if it does not say."""
+
+        def ask() -> list[dict[str, str]]:
+            filters = [{"Name": "instance-type", "Values": sorted(types)}]
+            with asking("Asking which zones offer the instance types"):
+                pages = self.account.api.client("ec2", region).get_paginator("describe_instance_type_offerings")
+                found = pages.paginate(LocationType="availability-zone", Filters=filters)
+                return [row for page in found for row in page["InstanceTypeOfferings"]]
+
+        zones: dict[str, set[str]] = {}
+        with contextlib.suppress(HostError, InfrastructureError):
+            for row in self.account.answers.get(("offerings", region, types), ask):
+                zones.setdefault(row["Location"], set()).add(row["InstanceType"])
+        return zones or None
 
     def _free_subnet(self, environment: Environment, taken: Collection[str]) -> str:
         subnet = allowlist_subnet(environment.id, {*taken, *self.assigned_subnets})

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import pytest
+from botocore.exceptions import ClientError
 
+from provisioner.base.errors import InfrastructureError, ThrottledError
 from provisioner.base.models import MachineSize
+from provisioner.clouds.aws.api import asking
 from provisioner.clouds.aws.placement import (
     Level,
     account_problem,
     is_subnet_taken,
+    mishap,
     next_place,
     places,
     shortage,
 )
+from provisioner.terraform.process import Transcript
 
 ZONES = ["a", "b"]
 
@@ -29,6 +34,13 @@ def test_zones_come_before_types_and_spot_before_on_demand() -> None:
     assert short(places({"primary": size("s", "m")}, ZONES, spot=True)) == [
         "spot s a", "spot s b", "spot m a", "spot m b",
         "on-demand s a", "on-demand s b", "on-demand m a", "on-demand m b",
+    ]  # fmt: skip
+
+
+def test_zones_that_do_not_offer_a_type_come_last() -> None:
+    offered = {"a": {"s"}, "b": {"s", "m"}}
+    assert short(places({"primary": size("m", "s")}, ["a", "b", "c"], spot=False, offered=offered)) == [
+        "on-demand m b", "on-demand s a", "on-demand s b", "on-demand m a", "on-demand m c", "on-demand s c",
     ]  # fmt: skip
 
 
@@ -107,6 +119,34 @@ def test_missing_rights_are_told_from_missing_credentials(said: str, problem: st
     if found:
         assert problem in found[0]
         assert remedy in found[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "by_terraform", "by_boto3"),
+    [
+        ("InsufficientVolumeCapacity", "elsewhere", "told"),
+        ("VcpuLimitExceeded", "elsewhere", "told"),
+        ("RequestLimitExceeded", "later", "throttled"),
+        ("InternalError", "again", "told"),
+        ("Unavailable", "again", "told"),
+    ],
+)
+def test_every_refusal_of_ec2s_has_an_answer(code: str, by_terraform: str, by_boto3: str) -> None:
+    for action in ("RunInstances", "CreateRoute"):
+        said = f"operation error EC2: {action}, https response error, api error {code}: x"
+        transcript = Transcript(lambda _: None, "terraform")
+        transcript.add({"diagnostic": {"severity": "error", "summary": said, "detail": ""}})
+        answers = {"later": transcript.passing, "elsewhere": shortage(said), "again": mishap(said)}
+        assert [name for name, answer in answers.items() if answer] == [by_terraform]
+    with pytest.raises(InfrastructureError, match=code) as caught, asking("Creating an image"):
+        raise ClientError({"Error": {"Code": code, "Message": "x"}}, "CreateImage")
+    assert isinstance(caught.value, ThrottledError) == (by_boto3 == "throttled")
+
+
+def test_what_ec2_ends_at_launch_by_its_own_fault_is_created_again() -> None:
+    assert "InternalError" in mishap("unexpected state 'terminated', last error: Server.InternalError: on launch")
+    assert "lost" in mishap("api error InvalidGroup.Duplicate: exists")
+    assert mishap("api error InvalidParameterValue: InternalError") == ""
 
 
 def test_a_subnet_conflict_is_told_from_other_failures() -> None:
