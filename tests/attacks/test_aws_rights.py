@@ -91,6 +91,8 @@ PERMITTED = {
     "default-acl": ec2("ReplaceNetworkAclAssociation", AssociationId="aclassoc-1", NetworkAclId="acl-2"),
     "cancel-spot": ec2("CancelSpotInstanceRequests", SpotInstanceRequestId__1="sir-2"),
     "lease": tags_on("i-1", "provisioner:lease-until"),
+    "seen": tags_on("rtb-1", "provisioner:seen:192.0.2.1/32"),
+    "forget": tags_on("rtb-1", "provisioner:seen:192.0.2.1/32", "DeleteTags"),
     "schedule": schedule("CreateSchedule"),
     "state": s3("PutObject", "bucket", "prefix/a/terraform.tfstate"),
 }
@@ -204,6 +206,9 @@ ATTACKS = {
     "tag-theirs-limit": tags_on("i-2", "provisioner:expires-at"),
     "tag-ours-owner": tags_on("i-1", "provisioner:owner"),
     "tag-our-image": tags_on("ami-1", "provisioner:lease-until"),
+    "tag-their-table": tags_on("rtb-2", "provisioner:seen:192.0.2.1/32"),
+    "untag-our-table": tags_on("rtb-1", "provisioner:owner", "DeleteTags"),
+    "untag-our-table-whole": ec2("DeleteTags", ResourceId__1="rtb-1"),
     "untag-ours": tags_on("i-1", "provisioner:owner", "DeleteTags"),
     # Schedules, and what ends everybody's time limits.
     "schedule-with-role": schedule("CreateSchedule", role=OTHER_ROLE),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
+from provisioner.base.clock import now
 from provisioner.base.errors import HostError, UsageError
 from provisioner.base.models import Destination, Environment
 from provisioner.clouds.aws import catalogue
@@ -25,11 +28,11 @@ def controllers(first: int, count: int) -> tuple[str, ...]:
     return tuple(f"192.0.2.{number}/32" for number in range(first, first + count))
 
 
-def joined(account: Account, *own: str) -> Network:
+def joined(account: Account, *own: str, region: str = REGION) -> Network:
     """Lets a controller with these networks in, and returns the region's network as it is then."""
-    session = account.session(regions=(REGION,), controller_cidrs=own)
-    create_shared_network(session, account.record(session, REGION))
-    network = find_network(Api(None, REGION), REGION, "")
+    session = account.session(regions=(region,), controller_cidrs=own)
+    create_shared_network(session, account.record(session, region))
+    network = find_network(Api(None, region), region, "")
     assert network
     return network
 
@@ -63,6 +66,35 @@ def test_controllers_join_a_network_without_renumbering(api: FaultyApi, account:
     assert joined(account, "192.0.2.100/32").controllers == {"192.0.2.100/32"}
 
 
+def test_addresses_that_nobody_uses_are_dropped_after_a_day(api: FaultyApi, account: Account) -> None:
+    region = "eu-north-1"
+    network = joined(account, *controllers(1, 3), region=region)
+    noted = network.seen
+    assert set(noted) == set(controllers(1, 3))
+    ec2 = account.client(region=region)
+    [table] = [
+        table["RouteTableId"]
+        for table in ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [network.vpcs["offline"]]}])[
+            "RouteTables"
+        ]
+        if len(table["Routes"]) > 1
+    ]
+    long_ago = [{"Key": f"provisioner:seen:{cidr}", "Value": "2026-01-02T03:04:05Z"} for cidr in controllers(1, 2)]
+    ec2.create_tags(Resources=[table], Tags=long_ago)
+    group = ec2.create_security_group(VpcId=network.vpcs["online"], GroupName="tests-main-abc", Description="one's")
+    rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": controllers(1, 1)[0]}]}
+    ec2.authorize_security_group_ingress(GroupId=group["GroupId"], IpPermissions=[rule])
+    api.new.reset()  # EC2 shows it by now
+    # The first lets itself in to a machine, the second is forgotten, the third was seen today.
+    after = joined(account, *controllers(9, 1), region=region)
+    assert after.controllers == {*controllers(1, 1), *controllers(3, 1), *controllers(9, 1)}
+    assert set(after.seen) == after.controllers
+    ec2.delete_security_group(GroupId=group["GroupId"])
+    # A controller that comes back after half a day is noted again.
+    again = joined(account, *controllers(1, 1), region=region)
+    assert now() - again.seen[controllers(1, 1)[0]] < timedelta(hours=1)
+
+
 def numbers(account: Account, environment: Environment, region: str) -> dict[str, int]:
     """The numbers of the rules in an environment's own ACL, by network."""
     filters = [{"Name": "tag:provisioner:environment", "Values": [environment.id]}]
@@ -84,6 +116,6 @@ def test_a_joining_controller_gets_the_next_acl_number(
     [after] = create_machines(second, [environment(second, aux=False, allowed=destinations(1))])
     joined_in = numbers(account, after, region)
     assert [known[cidr] for cidr in controllers(20, 2)] == [100, 101]
-    assert [joined_in[cidr] for cidr in (*controllers(20, 2), *controllers(1, 1))] == [100, 101, 102]
+    assert joined_in == {controllers(1, 1)[0]: 102, "198.51.100.1/32": 200}  # and nobody else's address
     for created in (after, before):
         destroy_machines(second, created)

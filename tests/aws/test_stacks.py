@@ -249,9 +249,7 @@ def test_homes_that_made_a_network_at_once_each_use_their_own(
     assert find_network(Api(None, region), region, homes[1]) is None  # nor another's, which does not let it in
 
 
-def test_a_network_keeps_its_zones_when_the_region_has_others(
-    account: Account, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_keeps_its_subnets_and_grows_to_every_zone(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     region = "ap-northeast-2"
 
     def subnets(controllers: tuple[str, ...]) -> dict[str, dict[str, str]]:
@@ -262,9 +260,15 @@ def test_a_network_keeps_its_zones_when_the_region_has_others(
         assert network.controllers == set(controllers)
         return network.subnets
 
-    before = subnets((CONTROLLER,))
-    monkeypatch.setattr(stacks, "zones_of", lambda *_: [f"{region}{letter}" for letter in "bcd"])
-    assert subnets((CONTROLLER, "198.51.100.1/32")) == before
+    with monkeypatch.context() as patch:
+        patch.setattr(stacks, "zones_of", lambda *_: [f"{region}{letter}" for letter in "bc"])
+        before = subnets((CONTROLLER,))
+    assert {zone[-1] for zone in before["offline"]} == {"b", "c"}
+    after = subnets((CONTROLLER, "198.51.100.1/32"))
+    zones = account.client(region=region).describe_availability_zones()["AvailabilityZones"]
+    for kind, known in before.items():
+        assert known.items() < after[kind].items()
+        assert set(after[kind]) == {zone["ZoneName"] for zone in zones}
 
 
 def test_a_machine_is_ended_before_the_schedule_that_would_end_it(

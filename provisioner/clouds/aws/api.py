@@ -9,7 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any, TypeVar
 
@@ -248,6 +248,14 @@ CREATED_TAG = "provisioner:created-at"
 # Only on instances and volumes, where it can be changed later.
 EXPIRY_TAG = "provisioner:expires-at"
 LEASE_TAG = "provisioner:lease-until"
+
+
+def moment_of(text: str) -> datetime | None:
+    """Reads a time that a tag holds; None if it is none, as anybody may write tags."""
+    try:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 def timestamp(moment: datetime) -> str:

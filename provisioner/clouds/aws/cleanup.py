@@ -30,6 +30,7 @@ from provisioner.clouds.aws.api import (
     Api,
     asking,
     code_of,
+    moment_of,
     tag,
     tagged,
     tags_of,
@@ -284,9 +285,9 @@ def survey(api: Api, region: str) -> list[EnvironmentResources]:
             home=before.home or tag(row, HOME_TAG),
             owner=before.owner or tag(row, OWNER_TAG),
             # The oldest creation, the latest expiry and lease: in doubt, the environment is in use.
-            created_at=_pick(min, before.created_at, _parsed(tag(row, CREATED_TAG)), created_at),
-            expires_at=_pick(max, before.expires_at, _parsed(tag(row, EXPIRY_TAG))),
-            leased_until=_pick(max, before.leased_until, _parsed(tag(row, LEASE_TAG))),
+            created_at=_pick(min, before.created_at, moment_of(tag(row, CREATED_TAG)), created_at),
+            expires_at=_pick(max, before.expires_at, moment_of(tag(row, EXPIRY_TAG))),
+            leased_until=_pick(max, before.leased_until, moment_of(tag(row, LEASE_TAG))),
         )
 
     for instance in _instances(api, region, OF_ANY):
@@ -313,13 +314,6 @@ def retag(api: Api, region: str, environment_id: str, tags: dict[str, str]) -> N
 
 def _described(instance: Row) -> str:
     return f"instance {instance['InstanceId']} ({_state(instance)})"
-
-
-def _parsed(timestamp: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(timestamp.replace("Z", "+00:00"))
-    except ValueError:
-        return None
 
 
 def _pick(choose: Any, *moments: datetime | None) -> datetime | None:

@@ -14,6 +14,7 @@ import contextlib
 import ipaddress
 import time
 from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
@@ -29,14 +30,18 @@ from provisioner.clouds.aws.api import (
     Api,
     asking,
     code_of,
+    moment_of,
     tag,
     tagged,
 )
 
 NETWORK_TAG = "provisioner:network"
 KIND_TAG = "provisioner:network-kind"
-# In each VPC. A region has two to six zones.
-ZONES = 3
+# Of the offline VPC's route table: behind it, a controller's network; its value, when that was last seen.
+SEEN_TAG = "provisioner:seen:"
+# Of each VPC's addresses, a subnet in each zone gets one of sixteen parts; a region has two to six zones. The offline
+# VPC has eight parts for them.
+SUBNET_PREFIX, ZONES = 20, 8
 # The upper half of the offline VPC is for environments with an allowlist, 16 addresses each (AWS reserves five).
 ALLOWLIST_BLOCK = ipaddress.IPv4Network("10.215.128.0/17")
 ALLOWLIST_PREFIX = 28
@@ -68,7 +73,9 @@ class Network(Record):
     Args:
         subnets: zone -> subnet id, in the order of their addresses.
         controllers: networks from which controllers reach machines.
+        parts: zone -> number of its subnets' part of the VPCs' addresses.
         numbers: the rules that these networks have in the offline VPC's ACL.
+        seen: when these networks were last noted to be in use, as far as that is known.
         taken: networks of the offline VPC's subnets.
         home: the identity of the provisioner home that created it.
         owner: that home's operator.
@@ -77,8 +84,10 @@ class Network(Record):
     vpcs: dict[str, str]
     gateways: dict[str, str]
     subnets: dict[str, dict[str, str]]
+    parts: dict[str, int]
     controllers: frozenset[str]
     numbers: dict[str, int]
+    seen: dict[str, datetime]
     taken: tuple[str, ...]
     home: str
     owner: str
@@ -120,10 +129,10 @@ def _network_of(region: str, found: Rows, subnets: Rows, gateways: Rows, tables:
         return None
     kinds = {vpc: kind for kind, vpc in vpcs.items()}
     subnets = sorted(subnets, key=lambda subnet: ipaddress.IPv4Network(subnet["CidrBlock"]))
+    tables = [table for table in tables if table["VpcId"] == vpcs["offline"]]
     routes = [
         route
         for table in tables
-        if table["VpcId"] == vpcs["offline"]
         for route in table["Routes"]
         if "GatewayId" in route and "DestinationCidrBlock" in route
     ]
@@ -144,6 +153,11 @@ def _network_of(region: str, found: Rows, subnets: Rows, gateways: Rows, tables:
             }
             for kind in vpcs
         },
+        parts={
+            subnet["AvailabilityZone"]: _part(subnet["CidrBlock"])
+            for subnet in subnets
+            if subnet["VpcId"] in kinds and tag(subnet, NETWORK_TAG) == region
+        },
         controllers=controllers,
         numbers={
             entry["CidrBlock"]: entry["RuleNumber"]
@@ -152,12 +166,38 @@ def _network_of(region: str, found: Rows, subnets: Rows, gateways: Rows, tables:
             for entry in acl["Entries"]
             if entry.get("CidrBlock") in controllers and not entry["Egress"]
         },
+        seen={
+            label["Key"].removeprefix(SEEN_TAG): moment
+            for table in tables
+            for label in table["Tags"]
+            if label["Key"].startswith(SEEN_TAG) and (moment := moment_of(label["Value"]))
+        },
         taken=tuple(subnet["CidrBlock"] for subnet in subnets if subnet["VpcId"] == vpcs["offline"]),
         home=tag(found[0], HOME_TAG),
         owner=tag(found[0], OWNER_TAG),
     )
     complete = set(network.gateways) == set(vpcs) and all(len(zones) >= 2 for zones in network.subnets.values())
     return network if complete else None
+
+
+def _part(cidr: str) -> int:
+    """Returns the number of a subnet's part of its VPC's addresses."""
+    return int(ipaddress.IPv4Network(cidr).network_address) >> (32 - SUBNET_PREFIX) & 15
+
+
+def zone_parts(zones: Collection[str], known: Mapping[str, int]) -> dict[str, int]:
+    """Gives each zone its part of the VPCs' addresses. Pure.
+
+    A zone that has one keeps it: its subnets may be in use. The lowest free part goes to the first zone by name, so
+    that a zone whose subnets EC2 does not show yet gets the same part again.
+
+    Args:
+        zones: those that are to have subnets.
+        known: the parts of those that have some.
+    """
+    free = (part for part in range(ZONES) if part not in known.values())
+    new = (zone for zone in sorted(zones) if zone not in known)
+    return {**known, **dict(zip(new, free, strict=False))}
 
 
 class Networks:
@@ -259,6 +299,15 @@ def _remove(ec2: Any, region: str, of_home: list[dict[str, Any]]) -> None:
         ec2.delete_internet_gateway(InternetGatewayId=gateway["InternetGatewayId"])
     for vpc in vpcs:
         ec2.delete_vpc(VpcId=vpc)
+
+
+def let_in(api: Api, region: str, network: Network) -> frozenset[str]:
+    """Returns the networks that an environment's security group in a region's network lets in."""
+    inside = [{"Name": "vpc-id", "Values": list(network.vpcs.values())}]
+    with asking(f"Looking for environments in {region}"):
+        groups = api.client("ec2", region).describe_security_groups(Filters=inside)["SecurityGroups"]
+    rules = [rule for group in groups for rule in group["IpPermissions"] if rule.get("FromPort") == SSH]
+    return frozenset(row["CidrIp"] for rule in rules for row in rule["IpRanges"])
 
 
 def users_of(api: Api, region: str, network: Network) -> list[str]:

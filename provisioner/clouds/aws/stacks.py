@@ -5,28 +5,32 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
+from provisioner.base.clock import now
 from provisioner.base.errors import HostError, UsageError
 from provisioner.base.models import Destination, Environment, Record, Role
 from provisioner.clouds.aws import images, schedules
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.api import HOME_TAG, OWNER_TAG, SHOWN_SECONDS, Api
+from provisioner.clouds.aws.api import HOME_TAG, OWNER_TAG, SHOWN_SECONDS, Api, timestamp
 from provisioner.clouds.aws.machines import user_data_path
 from provisioner.clouds.aws.network import (
+    CONTROLLERS,
     DENIES,
     NEIGHBOURS,
     NETWORK_TAG,
-    ZONES,
     Network,
     Networks,
     find_network,
+    let_in,
     numbered,
     remove_network,
     rules_fit,
     rules_quota,
     users_of,
+    zone_parts,
     zones_of,
 )
 from provisioner.clouds.cloud import UNFINISHED, ModuleVariables, SharedNetwork, StackValues, TerraformType
@@ -42,6 +46,8 @@ TOLD_SECONDS = 5.0
 # The clock counts from the host's boot: what lies further ahead was noted before the last one.
 AHEAD_SECONDS = 3600.0
 CHECK_SECONDS = 0.5
+# Half a day after it was noted that a controller is in use, its next command notes it again.
+NOTED, FORGOTTEN, NEVER = timedelta(hours=12), timedelta(days=1), datetime.min.replace(tzinfo=UTC)
 # By these, programs find credentials of their own (AWS SDKs and Tools reference guide, "Environment variables").
 OWN_SEARCH = (
     "AWS_ACCESS_KEY", "AWS_CONTAINER_", "AWS_CREDENTIAL_", "AWS_DEFAULT_PROFILE", "AWS_PROFILE", "AWS_ROLE_",
@@ -106,6 +112,9 @@ class AwsStacks:
         """Returns AMIs, network, instance types, user data, schedule and tags, and the root's provider and backend."""
         account, placement = self.account, environment.placement
         network = self.networks.get(placement["region"])
+        # Another controller that takes the environment over lets itself in.
+        own = placement[CONTROLLERS].split()
+        numbers = numbered({*network.controllers, *own}, network.numbers)
         kind = "online" if environment.full_internet else "offline"
         allowlist = None
         if environment.allowed_destinations:
@@ -115,8 +124,8 @@ class AwsStacks:
         variables = AwsVariables(
             vpc_id=network.vpcs[kind],
             subnet_id=network.subnets[kind][placement["zone"]],
-            controller_cidrs=tuple(sorted(network.controllers)),
-            controller_rules=numbered(network.controllers, network.numbers),
+            controller_cidrs=tuple(own),
+            controller_rules={cidr: numbers[cidr] for cidr in own},
             instance_types={role: placement[role] for role in environment.machines},
             user_data={
                 role: user_data_path(account.home, environment, role).read_text() for role in environment.machines
@@ -155,11 +164,13 @@ class AwsStacks:
             time.sleep(SHOWN_SECONDS)
             network = find_network(account.api, region, account.home.identity)
         known = network.controllers if network else frozenset()
-        if network and account.controllers <= known and not interrupted:
+        owned = directory.exists() and network is not None and network.home == account.home.identity
+        may_change = bool(account.state) or owned or interrupted
+        is_noted = network and all(now() - network.seen.get(cidr, NEVER) < NOTED for cidr in account.controllers)
+        if network and account.controllers <= known and not interrupted and (is_noted or not may_change):
             self.networks.keep(region, network)
             return None
-        owned = directory.exists() and network is not None and network.home == account.home.identity
-        if network and not account.state and not owned and not interrupted:
+        if network and not may_change:
             raise HostError(
                 f"The network in {region} was created by another controller, and lets in only "
                 f"{', '.join(sorted(known))}.",
@@ -167,15 +178,17 @@ class AwsStacks:
                 "share its Terraform state in S3: `state` in the configuration.",
             )
         controllers = self._controllers(region, network)
-        # Another list of zones would move subnets that are in use. Fewer may be a network that EC2 does not show yet.
-        zones = list(network.subnets["online"]) if network else []
-        if len(zones) != ZONES:
-            zones = zones_of(account.api, region)
+        zones = zone_parts(zones_of(account.api, region), network.parts if network else {})
         self.networks.forget(region)  # it is about to change
         values = {
             "region": region,
             "availability_zones": zones,
             "controllers": numbered(controllers, network.numbers if network else {}),
+            "seen": {
+                cidr: timestamp(now() if cidr in account.controllers or network is None else network.seen[cidr])
+                for cidr in controllers
+                if network is None or cidr in account.controllers or cidr in network.seen
+            },
             "tags": {
                 NETWORK_TAG: region,
                 # A controller that adds its address does not take the network over.
@@ -194,12 +207,17 @@ class AwsStacks:
     def _controllers(self, region: str, network: Network | None) -> frozenset[str]:
         """Returns whom the network lets in from now on: this controller, and the others as long as there is room.
 
+        A controller that was not seen for a day is no longer let in, unless an environment lets it in.
+
         Raises:
             HostError: its ACL holds no more, and environments run there.
         """
-        known, own = network.controllers if network else frozenset(), self.account.controllers
-        rules = len(known | own) + NEIGHBOURS + DENIES
-        if network is None or rules_fit(self.account.api, region, rules):
+        own = self.account.controllers
+        if network is None:
+            return own
+        recent = {cidr for cidr in network.controllers if now() - network.seen.get(cidr, NEVER) < FORGOTTEN}
+        known = network.controllers & (recent | let_in(self.account.api, region, network))
+        if rules_fit(self.account.api, region, len(known | own) + NEIGHBOURS + DENIES):
             return known | own
         if users := users_of(self.account.api, region, network):
             raise HostError(

@@ -8,7 +8,7 @@ locals {
   }
   subnets = merge([
     for kind, vpc in local.vpcs : {
-      for index, zone in var.availability_zones :
+      for zone, index in var.availability_zones :
       "${kind}-${zone}" => { kind = kind, zone = zone, cidr = cidrsubnet(vpc.cidr, 4, index) }
     }
   ]...)
@@ -51,7 +51,11 @@ resource "aws_route_table" "this" {
   for_each = aws_vpc.this
 
   vpc_id = each.value.id
-  tags   = merge(local.tags, { Name = "provisioner-${each.key}" })
+  tags = merge(
+    local.tags,
+    { Name = "provisioner-${each.key}" },
+    each.key == "offline" ? { for cidr, moment in var.seen : "provisioner:seen:${cidr}" => moment } : {},
+  )
 }
 
 resource "aws_route" "internet" {

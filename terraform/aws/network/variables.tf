@@ -10,13 +10,19 @@ variable "region" {
 }
 
 variable "availability_zones" {
-  description = "Zones that get a subnet in each VPC: at least two, in case one lacks capacity."
-  type        = list(string)
+  description = "Zones that get a subnet in each VPC, each with the number of its addresses: at least two, in case one lacks capacity."
+  type        = map(number)
   nullable    = false
 
   validation {
-    condition     = length(var.availability_zones) >= 2 && length(distinct(var.availability_zones)) == length(var.availability_zones)
-    error_message = "availability_zones must name at least two zones, each once."
+    condition     = length(var.availability_zones) >= 2 && length(distinct(values(var.availability_zones))) == length(var.availability_zones)
+    error_message = "availability_zones must name at least two zones, each with a number of its own."
+  }
+
+  validation {
+    # The upper half of the offline VPC is for environments with an allowlist.
+    condition     = alltrue([for index in values(var.availability_zones) : index >= 0 && index < 8 && floor(index) == index])
+    error_message = "The number of a zone must be from 0 to 7."
   }
 }
 
@@ -39,6 +45,13 @@ variable "controllers" {
     condition     = length(distinct(values(var.controllers))) == length(var.controllers) && alltrue([for number in values(var.controllers) : number >= 100 && number <= 32766 && floor(number) == number])
     error_message = "Each controller needs a number of its own, from 100 to 32766."
   }
+}
+
+variable "seen" {
+  description = "When each controller was last seen, by its network: tags of the offline VPC's route table."
+  type        = map(string)
+  default     = {}
+  nullable    = false
 }
 
 variable "tags" {

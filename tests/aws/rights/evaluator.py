@@ -72,6 +72,8 @@ def _holds(operator: str, actual: Values | None, expected: list[str]) -> bool:
         return actual is not None and any(_matches(pattern, value) for pattern in expected for value in actual)
     if operator == "ForAllValues:StringEquals":
         return all(value in expected for value in actual or ())
+    if operator == "ForAllValues:StringLike":
+        return all(any(_matches(pattern, value) for pattern in expected) for value in actual or ())
     raise AssertionError(f"the evaluator does not know {operator}")
 
 

@@ -41,7 +41,7 @@ def test_a_stack_carries_a_copy_of_its_module() -> None:
 
 
 def test_opentofu_finds_in_each_root_how_new_it_has_to_be() -> None:
-    network = {"region": "eu-west-1", "availability_zones": [], "controllers": {}, "tags": {}}
+    network = {"region": "eu-west-1", "availability_zones": {}, "controllers": {}, "seen": {}, "tags": {}}
     for files in (render_stack("local", LocalVariables, {"one": spec()}), render_network("aws", network)):
         assert 'required_version = ">= 1.10.6"' in files[OPENTOFU_VERSION]
         assert ">= 1.10.6" not in files["main.tf"]

@@ -2,8 +2,9 @@ mock_provider "aws" {}
 
 variables {
   region             = "eu-west-1"
-  availability_zones = ["eu-west-1a", "eu-west-1b"]
+  availability_zones = { eu-west-1a = 0, eu-west-1b = 1 }
   controllers        = { "203.0.113.10/32" = 100, "198.51.100.0/24" = 101 }
+  seen               = { "203.0.113.10/32" = "2026-01-02T03:04:05Z" }
   tags               = { "provisioner:network" = "eu-west-1", "provisioner:owner" = "tests" }
 }
 
@@ -17,6 +18,10 @@ run "network" {
   assert {
     condition     = toset([for route in aws_route.controller : route.destination_cidr_block]) == toset(["203.0.113.10/32", "198.51.100.0/24"])
     error_message = "The offline VPC has routes to the controllers, and no others."
+  }
+  assert {
+    condition     = aws_route_table.this["offline"].tags["provisioner:seen:203.0.113.10/32"] == "2026-01-02T03:04:05Z" && !contains(keys(aws_route_table.this["online"].tags), "provisioner:seen:203.0.113.10/32")
+    error_message = "The offline VPC's route table says when a controller was last seen."
   }
   assert {
     condition     = aws_route.internet.destination_cidr_block == "0.0.0.0/0" && aws_route.internet.route_table_id == aws_route_table.this["online"].id
@@ -52,7 +57,7 @@ run "one_zone_is_not_enough" {
   command = plan
 
   variables {
-    availability_zones = ["eu-west-1a"]
+    availability_zones = { eu-west-1a = 0 }
   }
 
   expect_failures = [var.availability_zones]

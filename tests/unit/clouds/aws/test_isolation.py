@@ -25,7 +25,9 @@ NETWORK = Network(
     gateways={"online": "igw-on", "offline": "igw-off"},
     subnets={"online": {}, "offline": {}},
     controllers=frozenset([CONTROLLER]),
+    parts={},
     numbers={CONTROLLER: 100},
+    seen={},
     taken=(),
 )
 RECORD = environment(endpoints={"primary": Endpoint(host="198.51.100.1", port=22, instance_id="i-1")})

@@ -37,7 +37,7 @@ def test_what_changes_or_removes_needs_our_tag() -> None:
 
 
 def test_machines_start_from_our_images_and_the_distributions_alone() -> None:
-    owners = sorted({owner for owner, _ in VENDORS.values()})
+    owners = sorted({owner for owner, *_ in VENDORS.values()})
     assert statements()["LaunchVendors"]["Condition"] == {"StringEquals": {"ec2:Owner": owners}}
     assert statements()["SchedulerRole"]["Resource"] == role_arn("*")
 
