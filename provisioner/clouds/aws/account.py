@@ -33,6 +33,8 @@ PROVIDER_RETRIES = 2
 LOOK_UP_SECONDS = 60.0
 # The first version that locks a state in S3 by a file beside it (Terraform's documentation, backend "s3").
 LOCKFILE_TERRAFORM = (1, 10)
+# In the root of a stack: where its state is.
+BACKEND = "backend.tf.json"
 # AWS's "Check IP" returns the caller's public address.
 CHECK_IP = "https://checkip.amazonaws.com"
 
@@ -157,7 +159,7 @@ class Account:
             # An older Terraform then says what it lacks, and not that `use_lockfile` is no argument.
             needed = ">= {}.{}".format(*LOCKFILE_TERRAFORM)
             terraform = {"required_version": needed, "backend": {"s3": backend}}
-            files["backend.tf.json"] = json.dumps({"terraform": terraform}, indent=2)
+            files[BACKEND] = json.dumps({"terraform": terraform}, indent=2)
         return files
 
 

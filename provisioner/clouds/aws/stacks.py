@@ -13,7 +13,7 @@ from provisioner.base.clock import now
 from provisioner.base.errors import HostError, UsageError
 from provisioner.base.models import Destination, Environment, Record, Role
 from provisioner.clouds.aws import images, schedules
-from provisioner.clouds.aws.account import Account
+from provisioner.clouds.aws.account import BACKEND, Account
 from provisioner.clouds.aws.api import HOME_TAG, OWNER_TAG, SHOWN_SECONDS, Api, timestamp
 from provisioner.clouds.aws.machines import user_data_path
 from provisioner.clouds.aws.network import (
@@ -166,8 +166,10 @@ class AwsStacks:
         known = network.controllers if network else frozenset()
         owned = directory.exists() and network is not None and network.home == account.home.identity
         may_change = bool(account.state) or owned or interrupted
+        root_files = account.root_files(region, stack)
         is_noted = network and all(now() - network.seen.get(cidr, NEVER) < NOTED for cidr in account.controllers)
-        if network and account.controllers <= known and not interrupted and (is_noted or not may_change):
+        may_stay = is_noted or not _is_kept(directory, root_files)
+        if network and account.controllers <= known and not interrupted and may_stay:
             self.networks.keep(region, network)
             return None
         if network and not may_change:
@@ -199,7 +201,7 @@ class AwsStacks:
         return SharedNetwork(
             stack=stack,
             values=values,
-            root_files=account.root_files(region, stack),
+            root_files=root_files,
             new=network is None,
             remove=lambda: remove_network(account.api, region, account.home.identity),
         )
@@ -249,6 +251,12 @@ class AwsStacks:
         quota = self.account.answers.get(("rules", region), lambda: rules_quota(api, region))
         room = max(0, quota - controllers - DENIES)
         return f"{len(allowed)} of the {room} addresses that a network ACL in {region} has room for"
+
+
+def _is_kept(directory: Path, root_files: Mapping[str, str]) -> bool:
+    """Whether a stack that this controller has changed before keeps its state where the files of its root say."""
+    backend = directory / BACKEND
+    return directory.exists() and (backend.read_text() if backend.exists() else None) == root_files.get(BACKEND)
 
 
 def terraform_variables(api: Api, ours: Mapping[str, str]) -> dict[str, str]:
