@@ -239,7 +239,7 @@ class AwsStacks:
         if not allowed:
             return ""
         api, region = self.account.api, self.account.region
-        controllers = len(self.account.controllers | self.networks.controllers(region))
+        controllers = len(self.account.controllers)
         rules = controllers + len(allowed) + DENIES
         if not rules_fit(api, region, rules):
             raise UsageError(
