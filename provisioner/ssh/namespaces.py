@@ -65,10 +65,8 @@ def is_held(pidfile: Path) -> bool:
     """Returns whether a process locks a pidfile. No connection tells that a network has gone with its process."""
     try:
         return bool(holder(str(pidfile)))
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    except OSError:  # such as too many open files, which says nothing about the process
-        return True
+    except OSError as error:  # too many open files say nothing about the process
+        return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def _open_sockets(pidfile: Path) -> list[socket.socket]:

@@ -99,6 +99,23 @@ def test_a_process_lives_that_cannot_be_asked_about_now(enclosed: tuple[Path, in
     assert not namespaces.is_held(enclosed[0].with_name("absent"))
 
 
+@pytest.mark.parametrize("planted", ["link", "circle", "pipe", "socket", "directory"])
+def test_what_a_machine_puts_in_its_pidfiles_place_holds_nothing(planted: str, enclosed: tuple[Path, int]) -> None:
+    place = enclosed[0].with_name(planted)
+    if planted == "link":
+        place.symlink_to(enclosed[0])
+    elif planted == "circle":
+        place.symlink_to(place)
+    elif planted == "pipe":
+        os.mkfifo(place)
+    elif planted == "socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(place))
+    else:
+        place.mkdir()
+    assert not namespaces.is_held(place)
+
+
 def test_openssh_is_handed_a_connected_socket(enclosed: tuple[Path, int]) -> None:
     ours, theirs = socket.socketpair()
     pidfile, port = enclosed
