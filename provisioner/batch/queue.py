@@ -369,7 +369,8 @@ def _translated_errors() -> Iterator[None]:
 def silence_dbos() -> None:
     """Keeps dbos from logging to the terminal; errors that matter are raised as our own."""
     logger = logging.getLogger("dbos")
-    logger.setLevel(logging.CRITICAL)
+    if not logger.handlers:  # dbos would add one, for what is stderr now
+        logger.addHandler(logging.NullHandler())
     logger.propagate = False
 
 

@@ -15,6 +15,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, SandboxUnavailableError, sandbox
 
+from provisioner.clouds.local.vm import qemu
 from provisioner.inspect.configuration import Configuration, Machine
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.store.environments import EnvironmentStore
@@ -94,8 +95,9 @@ async def _raise() -> None:
 async def _kill_the_machine() -> None:
     """Kills the machine's QEMU and continues as if nothing were wrong."""
     environment = sandbox().as_type(ProvisionerSandbox).machines.environment
-    [pidfile] = EnvironmentStore(Home.default()).directory(environment.id).rglob("qemu.pid")
-    os.kill(int(pidfile.read_text()), signal.SIGKILL)
+    pid = qemu.live_pid(EnvironmentStore(Home.default()).directory(environment.id) / "primary" / qemu.PIDFILE)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
     await sandbox().exec(["true"])
 
 

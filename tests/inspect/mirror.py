@@ -1,4 +1,7 @@
-"""Runs a registry of container images in a network namespace: builders reach no address of this host itself."""
+"""Runs a registry of container images in a network namespace, behind a router.
+
+Builders reach no address of this host itself, and no network in which it has one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # For tests of networks (RFC 2544), so that no real host has them.
-_HERE, _THERE = "198.18.77.1", "198.18.77.2"
+_HERE, _ROUTER, _THERE = "198.18.77.1", "198.18.77.2", "198.18.79.1"
 _PORT = 5000
 _START_SECONDS = 60.0
 _TYPE = "application/vnd.docker.distribution.manifest.v2+json"
@@ -75,9 +78,11 @@ def _namespace() -> Iterator[str]:
         f"ip link add {outer} type veth peer name {inner} netns {name}",
         f"ip address add {_HERE}/30 dev {outer}",
         f"ip link set {outer} up",
-        f"ip -netns {name} address add {_THERE}/30 dev {inner}",
+        f"ip -netns {name} address add {_ROUTER}/30 dev {inner}",
         f"ip -netns {name} link set {inner} up",
+        f"ip -netns {name} address add {_THERE}/32 dev lo",
         f"ip -netns {name} link set lo up",
+        f"ip route add {_THERE} via {_ROUTER}",
     ]
     subprocess.run(["ip", "netns", "add", name], check=True)
     try:
