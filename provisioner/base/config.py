@@ -61,6 +61,7 @@ class Settings(BaseModel):
         private_networks: local machines: private IPv4 networks that those with the internet reach, too.
         require_kvm: local machines: whether they start under KVM alone; emulation isolates nothing, says QEMU.
         templates: local machines: whether they resume from a frozen template of their image instead of booting.
+        egress_gb: aws: how many gigabytes (10^9 bytes) the machines of an environment may send, if it has a way out.
         budget: the standing budgets.
         time_limits: how long the family's code may run, as durations such as 30m by name of the operation.
     """
@@ -79,6 +80,7 @@ class Settings(BaseModel):
     private_networks: tuple[str, ...] = ()
     require_kvm: bool = Field(default=False, strict=True)
     templates: bool = True
+    egress_gb: Decimal = Field(default=Decimal(10), ge=1, le=100_000)
     budget: StandingBudgets = StandingBudgets()
     time_limits: TimeLimits = TimeLimits()
 
@@ -233,7 +235,7 @@ def _named_by_variables(environment: Mapping[str, str]) -> dict[str, object]:
     if (networks := environment.get("PROVISIONER_CONTROLLER_CIDRS")) is not None:
         values["controller_cidrs"] = tuple(networks.replace(",", " ").split())
     # An empty one is as good as none.
-    for key in ("project", "base_image"):
+    for key in ("project", "base_image", "egress_gb"):
         if value := environment.get(f"PROVISIONER_{key.upper()}"):
             values[key] = value
     return values

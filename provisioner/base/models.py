@@ -277,6 +277,10 @@ class Environment(Record):
         time_limits: how long the family's code may run in it.
         snapshot: the snapshot that its machines resumed from; empty if they booted.
         addresses_of: the environment from whose id its private addresses follow; empty for its own.
+        egress_gb: how many gigabytes (10^9 bytes) its machines may send; 0 without a bound: it has no way out, or the
+            cloud does not bill traffic.
+        usd_per_gb: their price.
+        overrun: why its machines were ended; empty unless they sent more.
         started_at: when start() succeeded. In a copy, the time in which it was frozen does not count.
         agent_at: when an agent began, of a batch or of Inspect, which happens only once in each environment.
         agent_files: the SHA-256 of the last agent's files and links, as they were sent, in hex; empty with Inspect.
@@ -306,6 +310,9 @@ class Environment(Record):
     expires_at: AwareDatetime
     usd_per_hour: Decimal | None = None
     worst_usd_per_hour: Decimal = Decimal(0)
+    egress_gb: Decimal = Decimal(0)
+    usd_per_gb: Decimal = Decimal(0)
+    overrun: str = ""
     time_limits: TimeLimits = TimeLimits()
     setup: TaskSetup
     has_score: bool = False

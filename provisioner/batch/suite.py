@@ -180,7 +180,7 @@ class Suite(Part):
     concurrency: int = Field(default=2, ge=1, le=1000, strict=True)
     """How many environments may exist at once."""
     budget: Dollars | None = None
-    """What the whole batch's machines may cost, in US dollars, without traffic. Default: only the standing budgets."""
+    """What the whole batch may cost, in US dollars. Default: only the standing budgets apply."""
     retries: int = Field(default=2, ge=0, le=10, strict=True)
     """How many times a run is retried that failed through no fault of its own."""
     allow: tuple[str, ...] = ()

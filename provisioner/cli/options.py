@@ -161,7 +161,7 @@ def _launch(
     budget: Annotated[
         str | None,
         typer.Option(
-            "--budget", metavar="USD", help="Most that this command's machines may cost; traffic is not counted."
+            "--budget", metavar="USD", help="Most that this command may cost; traffic is noticed minutes late."
         ),
     ] = None,
 ) -> Launch:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from provisioner.base.errors import UnavailableError
 from provisioner.base.models import Record, Role
+from provisioner.costs.prices import CostLine, Egress
 
 if TYPE_CHECKING:  # reading manifests takes YAML, and SSH paramiko, which take long to import
     from provisioner.base.errors import TerraformError
     from provisioner.base.models import BaseImage, Destination, Environment, MachineSize, VMSpec
     from provisioner.base.progress import Progress
-    from provisioner.costs.prices import CostLine
     from provisioner.family.manifest import Resources
     from provisioner.recording.isolation import Surface
     from provisioner.ssh.connection import Connection
@@ -230,6 +230,25 @@ class Cloud(ABC):
             UnavailableError: a price is not known.
         """
         return ()
+
+    egress_gb: Decimal = Decimal(0)
+    """How many gigabytes an environment with a way out may send; 0, without a bound, where traffic is not billed."""
+
+    def egress(self) -> Egress:
+        """Returns how much an environment with a way out may send, and its price."""
+        return Egress()
+
+    def sent_bytes(self, region: str, launched: Mapping[str, datetime]) -> dict[str, int]:
+        """Asks the cloud how many bytes machines have sent, as far as it shows that by now.
+
+        Args:
+            region: where they are or were.
+            launched: the cloud's ids of machines, and when each was launched; empty only to require that it answers.
+
+        Raises:
+            HostError, InfrastructureError: it does not answer.
+        """
+        return dict.fromkeys(launched, 0)
 
     def room(self, sizes: Mapping[Role, MachineSize]) -> str:
         """Says what the machines need of something that is short here, and how much of it there is. By default "".

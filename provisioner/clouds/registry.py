@@ -70,10 +70,10 @@ def _aws(home: Home, settings: Settings, where: Where) -> Cloud:
     return AwsCloud(home, settings, where.regions, where.profile, spot=where.spot, state=where.state)
 
 
-# AWS's pricing pages as of 2026-11: EC2 (data transfer out), EBS (standard snapshots), EventBridge (Scheduler).
+# AWS's pricing pages as of 2026-11: EBS (standard snapshots), EventBridge (Scheduler).
 _NOT_PRICED_ON_AWS = (
-    "data transfer out of AWS (in us-east-1 0.09 USD a GB after the account's first 100 GB a month), the storage of "
-    "images (0.05 USD a GB and month) and schedules (the account's first 14 million a month cost nothing)"
+    "what is sent beyond egress_gb until CloudWatch shows it, the storage of images (0.05 USD a GB and month) and "
+    "schedules (the account's first 14 million a month cost nothing)"
 )
 CLOUDS: dict[str, CloudEntry] = {
     "local": CloudEntry(_local, has_places=False, is_billed=False),

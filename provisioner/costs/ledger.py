@@ -44,6 +44,9 @@ COLUMNS = """
     actual_micro_usd INTEGER CHECK (actual_micro_usd >= 0)
 """
 
+# A row for each settled launch whose traffic the cloud has not shown completely.
+TRAFFIC_TABLE = "CREATE TABLE IF NOT EXISTS traffic (environment TEXT PRIMARY KEY, told TEXT NOT NULL)"
+
 Scope = Literal["command", "project", "month"]
 # The entries that count against each kind of budget.
 _COUNTS: dict[Scope, str] = {
@@ -105,6 +108,25 @@ class Entry(Record):
     def counted_micro_usd(self) -> int:
         """The amount that counts against budgets: the actual cost once it is settled, the reservation until then."""
         return self.reserved_micro_usd if self.actual_micro_usd is None else self.actual_micro_usd
+
+
+class Traffic(Record):
+    """What a settled launch sent, of which the cloud does not show all yet.
+
+    Args:
+        instances: the cloud's ids of its machines.
+        launched_at: since when they may have sent something.
+        counted_micro_usd: what the launch's actual cost contains for it, in millionths of a US dollar.
+    """
+
+    environment: str
+    cloud: str
+    region: str
+    instances: tuple[str, ...]
+    launched_at: datetime
+    ended_at: datetime
+    usd_per_gb: Decimal
+    counted_micro_usd: int
 
 
 class LatestEnds(Record):
@@ -183,16 +205,63 @@ class Ledger:
                 changed.model_dump(mode="json", include={"expires_at", "reserved_micro_usd", "environment"}),
             )
 
-    def settle(self, environment: str, ended_at: datetime, actual_micro_usd: int) -> None:
-        """Replaces a reservation by the actual cost. Does nothing if it is settled already or does not exist."""
+    def settle(
+        self, environment: str, ended_at: datetime, actual_micro_usd: int, traffic: Traffic | None = None
+    ) -> None:
+        """Replaces a reservation by the actual cost. Does nothing if it is settled already or does not exist.
+
+        Args:
+            traffic: what is still to be counted of it, by `count_traffic`.
+        """
         if not self._exists():
             return
         with self._writing() as connection:
-            connection.execute(
+            changed = connection.execute(
                 "UPDATE entries SET ended_at = :ended_at, actual_micro_usd = :actual "
                 "WHERE environment = :environment AND actual_micro_usd IS NULL",
                 {"ended_at": ended_at.isoformat(), "actual": actual_micro_usd, "environment": environment},
             )
+            if traffic and changed.rowcount:
+                connection.execute(TRAFFIC_TABLE)
+                connection.execute(
+                    "INSERT INTO traffic (environment, told) VALUES (:environment, :told)",
+                    {"environment": environment, "told": traffic.model_dump_json()},
+                )
+
+    def uncounted_traffic(self, cloud: str) -> list[Traffic]:
+        """Returns the traffic of settled launches that is not counted for good."""
+        if not self._exists():
+            return []
+        with self._writing() as connection:
+            connection.execute(TRAFFIC_TABLE)
+            rows = connection.execute("SELECT told FROM traffic").fetchall()
+        known = [Traffic.model_validate_json(row["told"]) for row in rows]
+        return [traffic for traffic in known if traffic.cloud == cloud]
+
+    def count_traffic(self, environment: str, micro_usd: int, *, is_all: bool) -> None:
+        """Counts what a settled launch has sent, in place of what was counted for it before.
+
+        Args:
+            micro_usd: its price, in millionths of a US dollar.
+            is_all: whether the cloud has shown all of it.
+        """
+        with self._writing() as connection:
+            key = {"environment": environment}
+            row = connection.execute("SELECT told FROM traffic WHERE environment = :environment", key).fetchone()
+            if row is None:  # another controller has counted it
+                return
+            traffic = Traffic.model_validate_json(row["told"])
+            connection.execute(
+                "UPDATE entries SET actual_micro_usd = actual_micro_usd + :more WHERE environment = :environment",
+                {**key, "more": micro_usd - traffic.counted_micro_usd},
+            )
+            told = traffic.model_copy(update={"counted_micro_usd": micro_usd}).model_dump_json()
+            if is_all:
+                connection.execute("DELETE FROM traffic WHERE environment = :environment", key)
+            else:
+                connection.execute(
+                    "UPDATE traffic SET told = :told WHERE environment = :environment", {**key, "told": told}
+                )
 
     def settle_late(self, environment: str, ended_at: datetime) -> None:
         """Settles an environment that has no record any more at the share of its reservation that it lived for.

@@ -55,6 +55,23 @@ class CostLine(Record):
         return (today - self.as_of).days
 
 
+class Egress(Record):
+    """How much an environment may send, and its price.
+
+    Args:
+        gb: gigabytes (10^9 bytes: AWS bills the larger 2^30, so the sum is never too small).
+        usd_per_gb: their price.
+    """
+
+    gb: Decimal = Decimal(0)
+    usd_per_gb: Decimal = Decimal(0)
+
+    @property
+    def micro_usd(self) -> int:
+        """The price of all of it, in millionths of a US dollar."""
+        return micro_usd(self.gb * self.usd_per_gb)
+
+
 def hourly(lines: Iterable[CostLine]) -> Decimal:
     """Returns the US dollars per hour of all lines in the first place that is tried."""
     return sum((line.usd_per_hour for line in lines), Decimal(0))

@@ -131,6 +131,8 @@ def attribute_loss(machines: Mapping[Role, TerminationReason | None], *, agent_b
 def find_cause(session: Session, environment: Environment, *, agent_began: bool) -> Loss:
     """Asks the cloud about an environment's machines, and judges their loss."""
     expired = environment.expires_at <= now()
+    if overrun := session.environments.last_known(environment).overrun:
+        return Loss("agent" if agent_began else "unknown", overrun)
     try:
         machines = {role: _why_not_well(session, environment, role) for role in environment.machines}
     except LivenessLostError:
@@ -171,7 +173,7 @@ def attributing_loss(session: Session, environment: Environment) -> Iterator[Non
         current = session.environments.reread(environment)  # it may have been extended, and an agent have begun
         loss = find_cause(session, current, agent_began=current.agent_at is not None)
         if loss.cause == "agent":
-            what = (
+            what = current.overrun or (
                 f"After the agent had begun, a machine was switched off from within: {loss.words}."
                 if loss.words
                 else "The machine cannot be used any more, although the cloud says that it runs. As an agent had "

@@ -152,6 +152,7 @@ class Forecast(Record):
             there is of it; empty where that is no concern.
         lines: the parts that cost money by the hour; empty on a cloud that costs nothing.
         not_included: what it may cost besides, in words; empty if there is nothing.
+        egress_gb: how many gigabytes it may send, which `worst_micro_usd` contains; 0 if that costs nothing.
         limit_seconds: its time to live.
         earlier_runs: how many runs of the task the ledger has settled.
         usual_micro_usd: what those cost on average, in millionths of a US dollar; without any, the cost until the end
@@ -175,6 +176,7 @@ class Forecast(Record):
     room: str = ""
     lines: tuple[CostLine, ...]
     not_included: str = ""
+    egress_gb: float
     limit_seconds: float
     earlier_runs: int
     usual_micro_usd: int
@@ -211,6 +213,7 @@ def forecast(
     )
     building = session.cloud.costs({"primary": builder}, has_way_out=True, spot=False)
     earlier_runs, mean = session.ledger.mean_cost(session.cloud.name, family.name, task) if lines else (0, 0)
+    egress = session.cloud.egress()
     has_aux_vm = bool(spec) if setup else checked.has_aux_vm
     may_have_aux_vm = has_aux_vm is None and bool(lines)
     aux_vm = "an aux VM: its size is known once the image is built" if may_have_aux_vm else ""
@@ -230,11 +233,12 @@ def forecast(
         room=session.cloud.room(sizes),
         lines=lines,
         not_included="; ".join(part for part in (aux_vm, not_priced(session.cloud.name)) if part),
+        egress_gb=float(egress.gb) if has_way_out else 0,
         limit_seconds=session.ttl.total_seconds(),
         earlier_runs=earlier_runs,
         usual_micro_usd=mean if earlier_runs else cost(hourly(lines), session.ttl + TEARDOWN) if lines else 0,
-        worst_micro_usd=_worst(lines, session.ttl),
-        builder_micro_usd=_worst(building, session.builder_ttl),
+        worst_micro_usd=_worst(lines, session.ttl) + (egress.micro_usd if has_way_out else 0),
+        builder_micro_usd=_worst(building, session.builder_ttl) + egress.micro_usd,
     )
 
 

@@ -14,12 +14,12 @@ from datetime import datetime, timedelta
 
 from provisioner.base.clock import MAX_TTL, TEARDOWN, elapsed, format_duration, now
 from provisioner.base.models import Environment, Record
-from provisioner.base.progress import describe
+from provisioner.base.progress import best_effort, describe
 from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import snapshots
 from provisioner.environment.selection import launches
-from provisioner.machines.claims import destruction_lock
+from provisioner.machines.claims import bound_traffic, count_traffic, destruction_lock
 from provisioner.machines.create import discard_unused_stacks
 from provisioner.machines.destroy import clear_away
 from provisioner.session import Session
@@ -220,6 +220,12 @@ def _clear(session: Session, orphan: Orphan, shared: Ledger | None) -> Orphan:
 def _tidy(session: Session, regions: Sequence[str] | None) -> None:
     """Removes remains on this controller: unfinished images and snapshots, unused stacks, reservations of nothing."""
     store = session.environments
+    for record in store.readable():  # of an environment that `up` left, no other command looks at the traffic
+        with best_effort(session.progress, f"Looking at what {record.id} has sent"):
+            if record.cloud == session.cloud.name:
+                bound_traffic(session, record)
+    with best_effort(session.progress, "Counting what earlier environments have sent"):
+        count_traffic(session)
     for name in session.images.remove_unfinished():
         session.progress.note(f"Removed the unfinished image {name}")
     for name in SnapshotStore(session.home).remove_unfinished():

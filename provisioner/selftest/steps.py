@@ -36,6 +36,8 @@ REBOOT_LIFE, EXPIRY_LIFE = timedelta(minutes=10), timedelta(minutes=12)
 # No step begins that would usually take what is spent over the limit. What is spent, and what is reserved for machines
 # that run, never exceeds the budget: a crowd reserves three times of what it costs.
 LIMIT_USD, BUDGET_USD = Decimal(1), Decimal(2)
+# What a machine may send. It sends some megabytes: requests for packages, and answers to the controller.
+EGRESS_GB = Decimal("0.1")
 # A primary and an aux VM's base image, and the family's.
 BUILDERS = 3
 CROWD = 30

@@ -6,10 +6,12 @@ import json
 import os
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from botocore.exceptions import ClientError
+from moto.cloudwatch.models import cloudwatch_backends
 from moto.ec2.models.amis import AMIS
 
 from provisioner.base.clock import DEFAULT_TTL, now
@@ -24,6 +26,7 @@ from provisioner.store.environments import new_id
 from provisioner.store.images import Image, ImageStore
 from tests.aws.moto_gaps import modes
 from tests.aws.rights.judge import inspector
+from tests.aws.rights.requests import ACCOUNT
 from tests.aws.rights.world import AMAZON
 from tests.homes import new_home
 
@@ -113,6 +116,18 @@ class Account:
                 if any(tag["Key"] == "provisioner:environment" for tag in s.get("Tags", []))
             ],
         }
+
+    def send(self, instance_id: str | None, sent_bytes: float, minutes_ago: float, region: str = REGION) -> None:
+        """Lets CloudWatch show what an instance has sent in the five minutes that ended some minutes ago."""
+        metric = {
+            "MetricName": "NetworkOut",
+            "Dimensions": [{"Name": "InstanceId", "Value": instance_id}],
+            "Timestamp": now().replace(tzinfo=None) - timedelta(minutes=minutes_ago),  # as moto compares it
+            "Value": sent_bytes,
+            "Unit": "Bytes",
+        }
+        # Not by PutMetricData, in which AWS takes no namespace of its own.
+        cloudwatch_backends[ACCOUNT][region].put_metric_data("AWS/EC2", [metric])
 
     def forget_ended_instances(self) -> None:
         """Lets an hour pass for the instances that have ended."""

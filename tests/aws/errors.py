@@ -22,7 +22,7 @@ def answer(
     """Answers with an error, as a service does.
 
     Args:
-        service: as in a request's signature.
+        service: IAM's prefix.
     """
     headers = [("Content-Type", "text/xml")]
     if service == "ec2":

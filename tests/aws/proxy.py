@@ -93,12 +93,14 @@ class FaultyApi:
         if refused := self._refused(call, environ, body, start_response):
             return refused
         region = call.region if call else ""
-        if fault := self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"], body, region):
+        document = call.action if call and call.service == "cloudwatch" else ""
+        if fault := self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"], body, region, document):
             if fault.done:
                 with self._one_at_a_time:
                     for _ in self._moto(environ, lambda *_: None):
                         pass
-            return answer(start_response, fault.status, fault.code, fault.message)
+            service = "cloudwatch" if call and call.service == "cloudwatch" else "ec2"
+            return answer(start_response, fault.status, fault.code, fault.message, service)
         if "/pricing/" in environ.get("HTTP_AUTHORIZATION", ""):  # moto does not have it, and says so at length
             start_response("501 Not Implemented", [("Content-Length", "0")])
             return []
@@ -133,7 +135,7 @@ class FaultyApi:
             self.modes.forget_ended()
             if self.judge.refuses(environ, body):
                 print(f"refused: {self.judge.refused[-1]}", file=sys.stderr, flush=True)
-                return refusal(start_response)
+                return refusal(start_response, call.service if call else "")
         if home := bucket_regions.region_of(call):
             return bucket_regions.redirect(start_response, environ["REQUEST_METHOD"], home)
         if missing := self.new.missing(call):
@@ -156,8 +158,9 @@ class FaultyApi:
         self.new.reset()
         self.modes.reset()
 
-    def _fault(self, method: str, path: str, body: bytes, region: str) -> Fault | None:
+    def _fault(self, method: str, path: str, body: bytes, region: str, document: str) -> Fault | None:
         request = dict(urllib.parse.parse_qsl(body.decode("latin-1"))) if body.startswith(b"Action=") else {}
+        request = {"Action": document} if document else request
         self.requests.append(request or {"Action": f"{method} {path}"})
         for fault in self.faults:
             action, _, end = fault.action.partition(" ")

@@ -21,9 +21,10 @@ from botocore.model import ListShape, MapShape, OperationModel, ServiceModel, Sh
 
 from tests.aws.rights.calls import Call
 
-# The prefix in a signature -> botocore's name. S3's requests are documents, which moto reads strictly enough.
+# IAM's prefix -> botocore's name. S3's requests are documents, which moto reads strictly enough.
 SERVICES = {
     "ec2": "ec2", "iam": "iam", "sts": "sts", "scheduler": "scheduler", "servicequotas": "service-quotas",
+    "cloudwatch": "cloudwatch",
 }  # fmt: skip
 _NUMBERS = re.compile(r"-?\d+")
 _BOOLEANS = ("true", "false")

@@ -213,7 +213,7 @@ def test_a_plan_prices_everything_and_creates_only_what_fits(account: Account) -
     assert what[0].startswith("primary: t3")
     assert {"primary: 16 GiB volume", "primary: public IPv4 address"} <= set(what)
     assert all(line["source"] and line["age_days"] >= 0 for line in planned["lines"])
-    assert 0 < planned["worst_micro_usd"] < 1_000_000
+    assert 900_000 < planned["worst_micro_usd"] < 1_900_000  # 10 GB, as the image may have the internet
     assert planned["builder_micro_usd"] > 0
     poor = replace(session, spending=Spending(budget=Decimal("0.01")))
     with pytest.raises(BudgetError, match=r"for this launch at most = .*, more than 0.0100 USD"):

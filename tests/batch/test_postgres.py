@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import psycopg
@@ -18,7 +19,7 @@ import pytest
 from provisioner.base.errors import BudgetError, InfrastructureError
 from provisioner.batch.worker import LivenessLock
 from provisioner.costs import ledger_postgres
-from provisioner.costs.ledger import Budget, Entry
+from provisioner.costs.ledger import Budget, Entry, Traffic
 from provisioner.costs.ledger_postgres import PostgresLedger
 from tests.batch import postgres
 from tests.command_line import ROOT
@@ -62,7 +63,17 @@ def test_it_does_what_the_ledger_file_does(ledger: PostgresLedger) -> None:
     with pytest.raises(BudgetError) as refused:
         ledger.extend("one", AT + timedelta(hours=9), 21_000_000, lambda _: BUDGET)
     assert not refused.value.may_fit_later
-    ledger.settle("one", AT + timedelta(hours=1), 4_000_000)
+    sent = Traffic(
+        environment="one", cloud="aws", region="r", instances=("i-1",), launched_at=AT, ended_at=AT,
+        usd_per_gb=Decimal("0.09"), counted_micro_usd=1_000_000,
+    )  # fmt: skip
+    ledger.settle("one", AT + timedelta(hours=1), 4_000_000, sent)
+    assert (ledger.uncounted_traffic("aws"), ledger.uncounted_traffic("local")) == ([sent], [])
+    ledger.count_traffic("one", 3_000_000, is_all=False)
+    assert ledger.mean_cost("aws", "f", "t") == (1, 6_000_000)
+    ledger.count_traffic("one", 1_000_000, is_all=True)
+    ledger.count_traffic("one", 9_000_000, is_all=True)
+    assert (ledger.uncounted_traffic("aws"), ledger.mean_cost("aws", "f", "t")) == ([], (1, 4_000_000))
     ledger.settle("one", AT + timedelta(hours=2), 9_000_000)
     ledger.reserve(entry("two", 3_000_000_000), [Budget(scope="month", of="2026-01", micro_usd=1 << 40, name="month")])
     assert [(one.environment, one.counted_micro_usd) for one in ledger.entries()] == [

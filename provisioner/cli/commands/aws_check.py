@@ -25,6 +25,7 @@ from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.selftest.steps import (
     BUDGET_USD,
     BUILDER_TTL,
+    EGRESS_GB,
     LIMIT_USD,
     TTL,
     Outcome,
@@ -63,6 +64,7 @@ def check(
 
 def _session(region: str | None, *, spot: bool) -> Session:
     opened = session(where=Where("aws", (region,) if region else (), spot=spot))
+    opened.cloud.egress_gb = EGRESS_GB
     spending = opened.spending.model_copy(update={"budget": BUDGET_USD})
     return replace(opened, ttl=TTL, builder_ttl=BUILDER_TTL, spending=spending)
 

@@ -86,11 +86,13 @@ def _plan_text(estimate: Forecast, allowlist: str) -> str:
         for line in estimate.lines
     ]  # fmt: skip
     worst = dollars(estimate.worst_micro_usd)
+    sends = f" and sends {estimate.egress_gb:g} GB" if estimate.egress_gb else ""
     lines += [
         "",
         table(["PART", "USD/HOUR", "AT MOST", "PRICE FROM", "DATE"], rows),
         "",
-        f"Per hour {hourly(estimate.lines):.4f} USD. At most {worst}, if it lives for its whole time to live of {ttl}.",
+        f"Per hour {hourly(estimate.lines):.4f} USD. At most {worst}, "
+        f"if it lives for its whole time to live of {ttl}{sends}.",
     ]
     lines.append(per_thousand(estimate, ttl))
     if estimate.image is None:

@@ -30,8 +30,9 @@ KEEP_SECONDS = 24 * 3600
 # AWS Price List API, "Service endpoints": it answers for all regions from a few.
 PRICING_REGION = "us-east-1"
 ARCHITECTURES: dict[str, Architecture] = {"x86_64": "x64", "arm64": "arm64"}
-# Names of the other prices: a GiB-month of a volume, and an hour of a public address.
-STORAGE, ADDRESS = "gp3", "ipv4"
+# Names of the other prices: a GiB-month of a volume, an hour of a public address, and a gigabyte sent to the internet,
+# which only an operator's list has.
+STORAGE, ADDRESS, EGRESS = "gp3", "ipv4", "egress"
 ADDRESS_GROUP, ADDRESS_USAGE = "VPCPublicIPv4Address", "PublicIPv4:InUseAddress"
 
 
@@ -39,7 +40,7 @@ class PriceList(Record):
     """Prices by region and name: the form of the snapshot and of the operator's own list.
 
     Args:
-        prices: region -> instance type, `gp3` (a GiB-month) or `ipv4` (an hour) -> US dollars.
+        prices: region -> instance type, `gp3` (a GiB-month), `ipv4` (an hour) or `egress` (a GB) -> US dollars.
     """
 
     date: date

@@ -50,6 +50,7 @@ class AwsCloud(AwsPlacement, AwsImages, AwsStacks, AwsMachines, AwsIsolation, Aw
         self.region = self.account.region
         self.other_regions = regions[1:]
         self.spot = spot
+        self.egress_gb = settings.egress_gb
         self.networks = Networks(self.account.api, self.account.home.identity)
         self.store = ImageStore(home)
         self.regions_with_schedules = set()
@@ -69,6 +70,7 @@ class AwsCloud(AwsPlacement, AwsImages, AwsStacks, AwsMachines, AwsIsolation, Aw
             if blocked := blocked_access(self.account.api, self.region):
                 problems.append((blocked, BLOCKED_HINT))
             schedules.require_role(self.account.api, identity.account)
+            self.sent_bytes(self.region, {})
         except ProvisionerError as error:
             problems.append((error.message, error.hint or ""))
         return problems

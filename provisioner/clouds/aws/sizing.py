@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
@@ -15,13 +15,14 @@ from provisioner.base.errors import ImageBuildError, ProvisionerError, Unavailab
 from provisioner.base.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.clouds.aws import vcpu_quota
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.catalogue import ADDRESS, STORAGE, load_catalogue, spot_price
+from provisioner.clouds.aws.catalogue import ADDRESS, EGRESS, STORAGE, load_catalogue, spot_price
 from provisioner.clouds.aws.images import vendor_ami
 from provisioner.clouds.aws.instance_types import Catalogue, choose_builder, choose_machines
 from provisioner.clouds.aws.network import Networks
+from provisioner.clouds.aws.traffic import meter, network_out
 from provisioner.clouds.aws.vcpu_quota import Market, Quotas, Room
 from provisioner.clouds.cloud import Scarcity
-from provisioner.costs.prices import HOURS_PER_MONTH, CostLine, Price, hourly
+from provisioner.costs.prices import HOURS_PER_MONTH, CostLine, Egress, Price, hourly
 from provisioner.family.manifest import Resources
 from provisioner.store.files import write_atomically
 
@@ -39,6 +40,14 @@ CREDITS = Price(
 )
 
 
+# Data sent from EC2 to the internet, the first and dearest 10 TB of a month. Some regions ask more.
+TRAFFIC = Price(
+    usd=Decimal("0.09"),
+    source="aws.amazon.com/ec2/pricing/on-demand, data transfer, us-east-1",
+    as_of=date(2026, 11, 21),
+)
+
+
 class AwsSizing:
     """The cheapest instance types that fit, by the catalogue of the account's region."""
 
@@ -46,6 +55,7 @@ class AwsSizing:
     networks: Networks
     spot: bool
     other_regions: tuple[str, ...]
+    egress_gb: Decimal
     scarcity: Scarcity | None = Scarcity(
         room="The account's quotas of vCPUs have room",
         remedy="Ask AWS for larger ones (Service Quotas, Amazon EC2), or allow more regions.",
@@ -170,6 +180,18 @@ class AwsSizing:
         zone = min(self.networks.zones(region)) if spot and self.spot else ""
         prices = self._spot_prices(region, zone, {role: size.types[0] for role, size in sizes.items()})
         return cost_lines(sizes, self.catalogue, has_way_out=has_way_out, spot=prices)
+
+    def egress(self) -> Egress:
+        """Returns the bound, and the price in the operator's own list, or else that of us-east-1."""
+        price = self.catalogue.prices.get(EGRESS, TRAFFIC)
+        return Egress(gb=self.egress_gb, usd_per_gb=price.usd)
+
+    def sent_bytes(self, region: str, launched: Mapping[str, datetime]) -> dict[str, int]:
+        """Asks CloudWatch, once a minute for all machines of a region that this process asks about."""
+        if not launched:  # one that nobody has
+            network_out(self.account.api, region, {"i-00000000000000000": now()})
+            return {}
+        return meter(self.account.api, region).sent(self.account.api, launched)
 
     def usd_per_hour(self, environment: Environment) -> Decimal:
         """Returns the cost of the types and the market that the environment got.

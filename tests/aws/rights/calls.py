@@ -11,6 +11,8 @@ from typing import Any
 
 # SigV4: whose key, and for which region and service, is part of each request's signature.
 _SCOPE = re.compile(r"Credential=([^/]+)/\d+/([a-z0-9-]+)/([a-z0-9-]+)/")
+# Where IAM's prefix is not the name in a signature.
+IAM_NAMES = {"monitoring": "cloudwatch"}
 _SCHEDULES = {"POST": "CreateSchedule", "PUT": "UpdateSchedule", "GET": "GetSchedule", "DELETE": "DeleteSchedule"}
 _GROUPS = {"POST": "CreateScheduleGroup", "GET": "GetScheduleGroup", "DELETE": "DeleteScheduleGroup"}
 _OBJECTS = {"PUT": "PutObject", "GET": "GetObject", "HEAD": "GetObject", "DELETE": "DeleteObject"}
@@ -45,7 +47,7 @@ def read(environ: Mapping[str, Any], body: bytes) -> Call | None:
         return None
     key, region, service = scope.groups()
     action, parameters = _read(service, environ["REQUEST_METHOD"], environ["PATH_INFO"], environ, body)
-    return Call(service, action, parameters, region, key)
+    return Call(IAM_NAMES.get(service, service), action, parameters, region, key)
 
 
 def _read(

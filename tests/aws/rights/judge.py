@@ -9,6 +9,7 @@ import boto3
 
 from provisioner.clouds.aws.rights import policy
 from provisioner.clouds.aws.setup import set_up
+from tests.aws.errors import answer
 from tests.aws.rights import calls
 from tests.aws.rights.evaluator import allowed
 from tests.aws.rights.requests import ACCOUNT, requests
@@ -60,8 +61,10 @@ class Judge:
         return bool(denied)
 
 
-def refusal(start_response: Callable[..., Any]) -> list[bytes]:
-    """Answers as EC2 does to a call that it does not allow."""
+def refusal(start_response: Callable[..., Any], service: str) -> list[bytes]:
+    """Answers as EC2 does to a call that it does not allow, or as CloudWatch does."""
+    if service == "cloudwatch":
+        return answer(start_response, "403 Forbidden", "AccessDeniedException", "Not allowed.", service)
     start_response("403 Forbidden", [("Content-Type", "text/xml"), ("Content-Length", str(len(_ANSWER)))])
     return [_ANSWER]
 

@@ -80,7 +80,7 @@ def plan_result(
         lines.append(too_many(at_once, capacity, scarcity))
     if suite.budget is not None:
         lines.append(
-            f"Machines never cost more than the budget of {suite.budget} USD: runs that do not fit wait or are refused."
+            f"The budget of {suite.budget} USD holds, but for late traffic: runs that do not fit wait or are refused."
         )
     needed: dict[str, dict[str, None]] = {}
     for task in tasks:

@@ -25,7 +25,7 @@ def test_costs_name_what_aws_bills_besides(provisioner: CommandLine) -> None:
     launched(provisioner, "aws")
     launched(provisioner, "local")
     said = provisioner("costs").stdout
-    assert "Not included on aws: data transfer out of AWS (in us-east-1 0.09 USD a GB" in said
+    assert "Not included on aws: what is sent beyond egress_gb until CloudWatch shows it" in said
     assert "the storage of images (0.05 USD a GB and month)" in said
     assert "schedules (the account's first 14 million a month cost nothing)" in said
     assert list(provisioner("costs", "--json").json["not_included"]) == ["aws"]
